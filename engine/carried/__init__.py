@@ -1,0 +1,1 @@
+"""The model that the repository carries, and the script that trained it."""

@@ -1,0 +1,1 @@
+"""The engine thread: inbox, step loop, runner, and the handle that the API holds."""

@@ -1,0 +1,75 @@
+"""The one handle through which the API sees the engine, and the errors that it gives at the door.
+
+Everything here is a value or a call that could cross a process border: no scheduler, cache or model leaks through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from ..sequence import FinishReason, Output, Request
+from ..telemetry.records import Counters
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, fixed for the life of the process."""
+
+    name: str  # the engine's name on this machine
+    model: str  # served model id
+    model_path: str
+    model_type: str  # deepseek_v2 or deepseek_v3
+    parameters: int
+    dtype: str
+    device: str
+    max_model_len: int  # prompt and output together, tokens
+    vocab_size: int
+    page_size: int
+    pages: int
+    version: str
+    revision: str
+    pid: int
+    started: float  # time.time()
+    profile: str
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """`ok` is false when the engine thread is dead, or has work and made no step for `stall` seconds."""
+
+    ok: bool
+    reason: str | None = None  # why not, when not ok
+
+
+class TooManyWaiting(Exception):
+    """sched.max_waiting is reached: HTTP 429 with Retry-After."""
+
+    def __init__(self, waiting: int, cap: int, retry_after: int) -> None:
+        super().__init__(f"{waiting} requests wait already and sched.max_waiting is {cap}")
+        self.retry_after = retry_after  # seconds
+
+
+class Draining(Exception):
+    """The engine takes no new work: it is draining before it stops. HTTP 503."""
+
+
+class EngineHandle(Protocol):
+    """All calls are made on the API's event loop; none of them blocks."""
+
+    info: EngineInfo
+    counters: Counters
+
+    def submit(self, request: Request) -> AsyncIterator[Output]:
+        """Queue a request. The iterator yields each step's Output; the last one carries `finish`.
+
+        Closing or abandoning the iterator does not cancel: call `cancel`.
+        Raises TooManyWaiting or Draining at once, with nothing queued.
+        """
+        ...
+
+    def cancel(self, request_id: str, reason: FinishReason) -> None:
+        """End a request in any state. Unknown or finished ids are ignored: the client may race with the end."""
+        ...
+
+    def health(self) -> Health: ...

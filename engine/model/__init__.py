@@ -1,0 +1,1 @@
+"""Reading a checkpoint and running its forward pass."""

@@ -1,0 +1,1 @@
+"""Scheduler and page manager: plain Python, no torch."""

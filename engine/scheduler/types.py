@@ -1,0 +1,57 @@
+"""What the scheduler takes and gives. Scheduling is a pure function of these and of the sequences' state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..sequence import Sequence
+
+Order = Literal["fcfs", "prefix", "priority"]
+AdmissionPolicy = Literal["ragged", "bucketed"]
+BucketLosers = Literal["wait", "preempt"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The scheduler's flags at one step border. Lowering a cap drains down: running work finishes."""
+
+    max_running: int = 64  # sched.max_running
+    max_step_tokens: int = 1024  # sched.max_step_tokens: query tokens a step, decode and prompt together
+    prefill_chunk: int = 256  # sched.prefill_chunk: most prompt tokens of one sequence in a step
+    order: Order = "fcfs"  # sched.order
+    paused: bool = False  # sched.paused: nothing is admitted; running work goes on
+    admission: AdmissionPolicy = "ragged"  # admission.policy
+    bucket_losers: BucketLosers = "wait"  # admission.bucket_losers
+    prefix_cache: bool = True  # cache.prefix
+    page_cap: int | None = None  # cache.page_cap: pages that may be held; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step: query tokens tokens[start : start + count].
+
+    `samples` is true when the last of them is the sequence's last token, so the step yields its next token.
+    """
+
+    seq: Sequence
+    start: int
+    count: int
+    samples: bool
+    decode: bool  # count = 1 and the sequence had produced, or only lacked, its last token
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step's rows, decode rows first, then prompt rows; pages for all of them are already held."""
+
+    rows: tuple[Row, ...]
+    decode_rows: int
+    prompt_tokens: int  # query tokens of the prompt rows
+    admitted: tuple[Sequence, ...] = ()  # sequences that became RUNNING in this step
+    preempted: tuple[Sequence, ...] = ()
+    failed: tuple[Sequence, ...] = ()  # can never fit: finished with FAULT and a detail; not in rows
+
+    @property
+    def tokens(self) -> int:
+        return self.decode_rows + self.prompt_tokens

@@ -1,0 +1,1 @@
+"""Step records, counters and histograms."""

@@ -1,0 +1,1 @@
+"""Tokens to text and back: tokenizer, chat template, streaming detokenizer, stop strings."""

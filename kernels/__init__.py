@@ -1,0 +1,1 @@
+"""Operations behind one seam: operation, backend, refusal. Imports nothing of the project."""
