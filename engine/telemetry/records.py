@@ -87,6 +87,7 @@ class Counters:
     pages_free: int = 0
     last_step_at: float | None = None  # time.monotonic()
     step_open_since: float | None = None  # a step is under way since; None between steps
+    work_since: float | None = None  # work came to an idle engine; None while idle
     # histograms, seconds unless named otherwise
     time_to_first_token: Histogram = field(default_factory=_seconds)
     inter_token: Histogram = field(default_factory=_seconds)
