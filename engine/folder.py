@@ -7,7 +7,6 @@ names the file, the key, the value found and what is allowed.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INT_MAX = 2**31 - 1  # no count in these files comes near it, and a larger one fits no kernel's index
+BEYOND = (
+    1e100  # keeps out infinities, integers beyond the floats, and overflow in what is computed from a number
+)
 
 
 class CheckpointError(Exception):
@@ -35,6 +37,14 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {shown(value)}")
     return JsonObject(path, value)
+
+
+def read_eos_ids(folder: Path) -> frozenset[int]:
+    """The ids that end a text, of generation_config.json or else config.json; empty when neither has any."""
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).exists() and (ids := read_json(folder / name).token_ids("eos_token_id")):
+            return ids
+    return frozenset()
 
 
 def shown(value: object) -> str:
@@ -76,22 +86,27 @@ class JsonObject:
         return value
 
     def number(
-        self, key: str, *, above: float = -math.inf, at_least: float = -math.inf, default: float | None = None
+        self,
+        key: str,
+        *,
+        above: float = -BEYOND,
+        at_least: float = -BEYOND,
+        at_most: float = BEYOND,
+        default: float | None = None,
     ) -> float:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        # the outer bound keeps out infinities, integers beyond the floats, and overflow in what is computed
         if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not -1e100 < value < 1e100
-            or value < at_least
-            or value <= above
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and above < value
+            and at_least <= value <= at_most
         ):
-            bound = f" above {above:g}" if above > -math.inf else f" of at least {at_least:g}"
-            raise self.error(key, f"it must be a number{bound if max(above, at_least) > -math.inf else ''}")
-        return float(value)
+            return float(value)
+        bounds = ((above, "above"), (at_least, "at least"), (at_most, "at most"))
+        named = [f"{word} {bound:g}" for bound, word in bounds if abs(bound) < BEYOND]
+        raise self.error(key, ", ".join(["it must be a number", *named]))
 
     def flag(self, key: str, *, default: bool | None = None) -> bool:
         value = self.values.get(key)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .config import ModelConfig
 
 CHUNK_BYTES = 4 << 20  # what is read at once where a conversion or a copy to the device needs a buffer
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def serving_dtype(flag: str, config: ModelConfig) -> torch.dtype:
@@ -51,31 +51,31 @@ class Checkpoint:
         Raises CheckpointError when the folder's files are missing, damaged, contradictory or of another
         format.
         """
-        self.folder = folder
-        self.config = config
-        self.dtype = dtype
-        self.device = device
-        self.progress = progress
-        self.tensors = read_shards(folder)
-        self.unread = {
-            name: stored.nbytes for name, stored in self.tensors.items() if not self.unneeded(name)
+        self._folder = folder
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._tensors = read_shards(folder)
+        self._unread = {
+            name: stored.nbytes for name, stored in self._tensors.items() if not self._unneeded(name)
         }
-        self.total_bytes = sum(self.unread.values())
-        self.read_bytes = 0
-        self.asked: set[str] = set()
+        self._total_bytes = sum(self._unread.values())
+        self._read_bytes = 0
+        self._asked: set[str] = set()
 
-    def unneeded(self, name: str) -> bool:
+    def _unneeded(self, name: str) -> bool:
         """Whether the model may leave it aside: prediction layers, buffers that are computed, a tied head."""
         layer = LAYER.match(name)
-        layers = self.config.layers
+        layers = self._config.layers
         return (
-            (layer is not None and layers <= int(layer[1]) < layers + self.config.prediction_layers)
+            (layer is not None and layers <= int(layer[1]) < layers + self._config.prediction_layers)
             or name.endswith(".rotary_emb.inv_freq")
-            or (name == "lm_head.weight" and self.config.tied_embeddings)
+            or (name == "lm_head.weight" and self._config.tied_embeddings)
         )
 
     def has(self, name: str) -> bool:
-        return name in self.tensors
+        return name in self._tensors
 
     def get(
         self,
@@ -86,7 +86,7 @@ class Checkpoint:
         rows: slice | None = None,
     ) -> torch.Tensor:
         """See WeightSource.get; `rows` has step 1. Raises CheckpointError when a file cannot be read."""
-        stored = self.find(name, shape)
+        stored = self._find(name, shape)
         if stored.dtype not in DTYPES:
             raise WeightError(
                 f"{stored.file}: {name} is stored as {stored.dtype}; {', '.join(DTYPES)} are served"
@@ -95,40 +95,40 @@ class Checkpoint:
         if step != 1:
             raise ValueError(f"rows must be a slice of step 1, not {rows}")
         count = max(0, stop - start)
-        out = torch.empty((count, *shape[1:]), dtype=dtype or self.dtype, device=self.device)
+        out = torch.empty((count, *shape[1:]), dtype=dtype or self._dtype, device=self._device)
         if stored.dtype == "F8_E4M3":
-            self.read_fp8(name, stored, start, out)
+            self._read_fp8(name, stored, start, out)
         else:
-            self.read(stored, start, out)
-        self.mark_read(name, math.prod(out.shape) * DTYPES[stored.dtype].itemsize)
+            self._read(stored, start, out)
+        self._mark_read(name, math.prod(out.shape) * DTYPES[stored.dtype].itemsize)
         return out if shape else out.reshape(())
 
-    def find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
-        stored = self.tensors.get(name)
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._tensors.get(name)
         if stored is None:
             layer = LAYER.match(name)
-            near = [other for other in self.tensors if layer is None or other.startswith(layer[0])]
+            near = [other for other in self._tensors if layer is None or other.startswith(layer[0])]
             close = difflib.get_close_matches(name, near, n=1)
             hint = f"; the nearest is {close[0]}" if close else ""
-            raise WeightError(f"{self.folder} holds no {name}, which its config.json calls for{hint}")
+            raise WeightError(f"{self._folder} holds no {name}, which its config.json calls for{hint}")
         if stored.shape != shape:
             raise WeightError(
                 f"{stored.file}: {name} has shape {list(stored.shape)}; config.json calls for {list(shape)}"
             )
-        self.asked.add(name)
+        self._asked.add(name)
         return stored
 
-    def read(self, stored: StoredTensor, start: int, out: torch.Tensor) -> None:
+    def _read(self, stored: StoredTensor, start: int, out: torch.Tensor) -> None:
         """Rows start .. start + len(out) into `out`."""
         source = DTYPES[stored.dtype]
         if out.dtype == source and out.device.type == "cpu":
             read_rows(stored, start, start + len(out), out)
             return
-        for chunk, first in self.chunks(stored, start, len(out), CHUNK_BYTES):
+        for chunk, first in self._chunks(stored, start, len(out), CHUNK_BYTES):
             out[first : first + len(chunk)].copy_(chunk)
 
-    def read_fp8(self, name: str, stored: StoredTensor, start: int, out: torch.Tensor) -> None:
-        block = self.config.fp8_block
+    def _read_fp8(self, name: str, stored: StoredTensor, start: int, out: torch.Tensor) -> None:
+        block = self._config.fp8_block
         if block is None or len(stored.shape) != 2:
             raise WeightError(
                 f"{stored.file}: {name} is stored as F8_E4M3 with shape {list(stored.shape)}; fp8 is served "
@@ -136,21 +136,20 @@ class Checkpoint:
             )
         scale_name = name.removesuffix(".weight") + ".weight_scale_inv"
         wanted = scale_shape(stored.shape, block)
-        scale_stored = self.find(scale_name, wanted)
+        scale_stored = self._find(scale_name, wanted)
         if scale_stored.dtype not in ("F32", "BF16"):
             raise WeightError(
                 f"{scale_stored.file}: {scale_name} is stored as {scale_stored.dtype}, not F32 or BF16"
             )
         scale = torch.empty(wanted, dtype=DTYPES[scale_stored.dtype])
         read_rows(scale_stored, 0, wanted[0], scale)
-        self.mark_read(scale_name, scale_stored.nbytes)
+        self._mark_read(scale_name, scale_stored.nbytes)
         scale = scale.to(torch.float32)
-        for chunk, first in self.chunks(
-            stored, start, len(out), CHUNK_BYTES // 4
-        ):  # float32 is four times the size
+        fp8_bytes = CHUNK_BYTES // 4  # four times as many once they are float32
+        for chunk, first in self._chunks(stored, start, len(out), fp8_bytes):
             dequantise_rows(chunk, scale, block, start + first, out[first : first + len(chunk)])
 
-    def chunks(
+    def _chunks(
         self, stored: StoredTensor, start: int, count: int, chunk_bytes: int
     ) -> Iterator[tuple[torch.Tensor, int]]:
         """Rows start .. start + count in the stored dtype, some at a time, each with its place after `start`.
@@ -165,20 +164,20 @@ class Checkpoint:
             read_rows(stored, start + first, start + first + len(chunk), chunk)
             yield chunk, first
 
-    def mark_read(self, name: str, nbytes: int) -> None:
+    def _mark_read(self, name: str, nbytes: int) -> None:
         """Count the bytes towards the progress, each byte of the checkpoint once."""
-        if name not in self.unread:
+        if name not in self._unread:
             return
-        counted = min(nbytes, self.unread[name])
-        self.unread[name] -= counted
-        self.read_bytes += counted
-        if self.progress is not None:
-            self.progress(self.read_bytes, self.total_bytes)
+        counted = min(nbytes, self._unread[name])
+        self._unread[name] -= counted
+        self._read_bytes += counted
+        if self._progress is not None:
+            self._progress(self._read_bytes, self._total_bytes)
 
     def finish(self) -> None:
         """See WeightSource.finish: a tensor nobody asked for means that config.json is another model's."""
-        extra = [name for name in self.tensors if name not in self.asked and not self.unneeded(name)]
+        extra = [name for name in self._tensors if name not in self._asked and not self._unneeded(name)]
         if extra:
             raise WeightError(
-                f"{self.folder} holds tensors that its config.json has no place for: {named(extra)}"
+                f"{self._folder} holds tensors that its config.json has no place for: {named(extra)}"
             )

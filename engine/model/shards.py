@@ -73,7 +73,11 @@ def read_shards(folder: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(
                 f"{folder / INDEX} places tensors in files that do not hold them: {named(absent)}"
             )
-    return {hub_name: part for name, stored in tensors.items() for hub_name, part in unfused(name, stored)}
+    parts = [part for name, stored in tensors.items() for part in unfused(name, stored)]
+    by_name = dict(parts)
+    if len(by_name) < len(parts):
+        raise CheckpointError(f"{folder} holds the same experts both fused and apart")
+    return by_name
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
