@@ -247,6 +247,13 @@ def profile_files(folder: Path) -> dict[str, Path]:
     return files
 
 
+def profile_description(path: Path) -> str:
+    """The profile's own line about itself; empty when it has none, the problem when it cannot be read."""
+    entries, problems = read_toml(path, path.name)
+    lines = [entry.value for entry in entries if entry.path == ("description",)]
+    return str(problems[0]) if problems else "".join(map(str, lines))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One `key = value` of a TOML file. The name is dotted: the table's and the key's own."""
@@ -349,8 +356,9 @@ class _Loader:
         self._take_entries(file_entries, Layer.FILE, FILE_NAME)
         self._take_environment(environ)
         self._take_overrides(overrides)
-        if not self._problems:
+        if not self._problems:  # values that are singly wrong cannot be compared
             self._check_together()
+            self._check_exposure(environ)
         if self._problems:
             raise ConfigError(self._problems)
         layers = MappingProxyType({name: tuple(layered) for name, layered in self._layers.items()})
@@ -367,7 +375,10 @@ class _Loader:
         shown = str(path.relative_to(self._folder)) if inside else str(path)
         entries, problems = read_toml(path, shown)
         self._problems += problems
-        entries = [entry for entry in entries if entry.path != ("description",)]
+        for entry in [entry for entry in entries if entry.path == ("description",)]:
+            entries.remove(entry)
+            if not isinstance(entry.value, str):
+                self._problem(f"{shown}:{entry.line}", "description is one line of text, in quotes")
         self._take_entries(entries, Layer.PROFILE, shown)
 
     def _take_entries(self, entries: Iterable[Entry], layer: Layer, shown: str) -> None:
@@ -432,6 +443,17 @@ class _Loader:
             latest = max(names, key=lambda name: list(Layer).index(self._layers[name][-1].origin.layer))
             self._flag_problem(self._layers[latest][-1].origin.where, error)
 
+    def _check_exposure(self, environ: Mapping[str, str]) -> None:
+        """Listening beyond this machine needs an API key; an empty one would let everybody in."""
+        effective = self._layers["http.host"][-1]
+        if environ.get("ARC_API_KEY") == "":
+            self._problem("ARC_API_KEY", "it is empty; unset it, or set it to the key that clients must send")
+        elif "ARC_API_KEY" not in environ and not _is_loopback(str(effective.value)):
+            message = (
+                f"http.host {effective.value} listens beyond this machine: set ARC_API_KEY in the environment"
+            )
+            self._problem(effective.origin.where, message, flag="http.host", reason=FlagReason.CONFLICT)
+
     def _problem(
         self, where: str, message: str, *, flag: str | None = None, reason: FlagReason | None = None
     ) -> None:
@@ -439,6 +461,15 @@ class _Loader:
 
     def _flag_problem(self, where: str, error: FlagError) -> None:
         self._problem(where, error.message, flag=error.flag, reason=error.reason)
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def did_you_mean_environment(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 
 from ..sequence import FinishReason, Output, Request
 from ..telemetry.records import Counters
-from .inbox import Cancellation, Inbox
+from .inbox import Cancellation, Closed, Inbox
 from .interface import Draining, EngineInfo, Health, TooManyWaiting
 
 STALL_SECONDS = 30.0  # work, and no step for so long: /health says so
@@ -93,8 +93,11 @@ class LocalHandle:
             raise TooManyWaiting(waiting, cap, self._retry_after())
         if request.id in self._streams:
             raise ValueError(f"request id {request.id!r} is in use")
+        try:
+            self._inbox.submit(request)
+        except Closed as closed:
+            raise Draining(str(closed)) from None
         stream = self._streams[request.id] = OutputStream()
-        self._inbox.submit(request)
         return stream
 
     def cancel(self, request_id: str, reason: FinishReason) -> None:

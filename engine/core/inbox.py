@@ -16,6 +16,10 @@ from typing import Any
 from ..sequence import FinishReason, Request
 
 
+class Closed(Exception):
+    """The engine thread has ended; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cancellation:
     request_id: str
@@ -50,7 +54,10 @@ class Inbox:
         self._closed: str | None = None
 
     def submit(self, request: Request) -> None:
+        """Raises Closed when nobody will ever take it in."""
         with self._wake:
+            if self._closed is not None:
+                raise Closed(self._closed)
             self._requests.append(request)
             self._wake.notify()
 
@@ -63,7 +70,7 @@ class Inbox:
         answer: Future[Any] = Future()
         with self._wake:
             if self._closed is not None:
-                answer.set_exception(RuntimeError(self._closed))
+                answer.set_exception(Closed(self._closed))
                 return answer
             self._calls.append(Call(run, answer))
             self._wake.notify()
@@ -75,13 +82,10 @@ class Inbox:
             self._poked = True
             self._wake.notify()
 
-    def close(self, why: str) -> list[Call]:
-        """Refuse calls from now on; the ones nobody will run any more come back to be answered."""
+    def close(self, why: str) -> None:
+        """Refuse requests and calls from now on. What is in the inbox stays there to be taken and answered."""
         with self._wake:
             self._closed = why
-            left = list(self._calls)
-            self._calls.clear()
-        return left
 
     @property
     def pending_requests(self) -> int:

@@ -75,6 +75,10 @@ class Counters:
     preemptions: int = 0
     recomputed_tokens: int = 0  # tokens computed again after a preemption
     faults: int = 0  # steps that failed
+    # seconds of all steps by part; they add up to the steps' wall time
+    step_seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("schedule", "forward", "sample", "publish"), 0.0)
+    )
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     # gauges of now, refreshed when idle too
     running: int = 0
