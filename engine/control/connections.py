@@ -80,7 +80,9 @@ class Connection(web.RequestHandler):
             message=(message or HTTPStatus(status).phrase).splitlines()[0],
             hint="speak HTTP/1.1: curl --unix-socket PATH http://arc/v1/hello",
         )
-        response = web.Response(status=status, body=msgspec.json.encode(problem), content_type="application/json")
+        response = web.Response(
+            status=status, body=msgspec.json.encode(problem), content_type="application/json"
+        )
         response.force_close()
         return response
 

@@ -173,7 +173,9 @@ def _parameters(endpoint: Endpoint, components: dict[str, Any]) -> list[dict[str
     parameters: list[dict[str, Any]] = []
     for segment in endpoint.path.split("/"):
         if segment.startswith("{"):
-            parameters.append({"name": segment[1:-1], "in": "path", "required": True, "schema": {"type": "string"}})
+            parameters.append(
+                {"name": segment[1:-1], "in": "path", "required": True, "schema": {"type": "string"}}
+            )
     for name, schema in components[endpoint.query.__name__].get("properties", {}).items():
         parameters.append({"name": name, "in": "query", "required": False, "schema": schema})
     return parameters

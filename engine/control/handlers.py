@@ -17,14 +17,26 @@ from ..config import Refused
 from . import protocol as p
 from . import views
 from .audit import Audit, Entry
-from .commands import Actor, Cancel, Command, Drain, FlushPrefix, SetFlags, StaleVersion, TrimAllocator, Unsupported
+from .commands import (
+    Actor,
+    Cancel,
+    Command,
+    Drain,
+    FlushPrefix,
+    SetFlags,
+    StaleVersion,
+    TrimAllocator,
+    Unsupported,
+)
 from .connections import Connection
 from .endpoints import openapi
 from .engine_port import ControlPort, Published
 from .errors import Answer, problem
 from .history import History
 
-FRESH_WAIT = 0.02  # seconds that a read waits for the engine to publish; then it shows the older state and its age
+FRESH_WAIT = (
+    0.02  # seconds that a read waits for the engine to publish; then it shows the older state and its age
+)
 FRESH_ENOUGH = 0.05
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
@@ -172,7 +184,10 @@ class Handlers:
     async def drain(self, call: Call) -> p.DrainStarted:
         body: p.DrainBody = call.body
         started: p.DrainStarted = await self._act(
-            call, "drain", Drain(actor=call.actor(body.reason), deadline=body.deadline), {"deadline": body.deadline}
+            call,
+            "drain",
+            Drain(actor=call.actor(body.reason), deadline=body.deadline),
+            {"deadline": body.deadline},
         )
         left = started.running + started.waiting
         deadline = "" if body.deadline is None else f", at most {body.deadline:g} s"
@@ -186,18 +201,30 @@ class Handlers:
         command = Cancel(actor=call.actor(body.reason), ids=None if body.all else body.ids)
         done: p.Cancelled = await self._act(call, "cancel", command, {"ids": body.ids, "all": body.all})
         text = f"cancelled {len(done.ended)}, {done.left} left"
-        self._event(call, "cancel", text, body.reason, step=done.step, ended=len(done.ended), unknown=list(done.unknown))
+        self._event(
+            call,
+            "cancel",
+            text,
+            body.reason,
+            step=done.step,
+            ended=len(done.ended),
+            unknown=list(done.unknown),
+        )
         return done
 
     async def flush(self, call: Call) -> p.Flushed:
         done: p.Flushed = await self._act(call, "flush", FlushPrefix(actor=call.actor(call.body.reason)), {})
         kept = f", kept {done.kept}: {done.why_kept}" if done.kept else ""
-        self._event(call, "flush", f"dropped {done.dropped} prefix pages{kept}", call.body.reason, step=done.step)
+        self._event(
+            call, "flush", f"dropped {done.dropped} prefix pages{kept}", call.body.reason, step=done.step
+        )
         return done
 
     async def trim(self, call: Call) -> p.Trimmed:
         done: p.Trimmed = await self._act(call, "trim", TrimAllocator(actor=call.actor(call.body.reason)), {})
-        self._event(call, "trim", f"freed {done.freed} bytes, {done.held} held", call.body.reason, step=done.step)
+        self._event(
+            call, "trim", f"freed {done.freed} bytes, {done.held} held", call.body.reason, step=done.step
+        )
         return done
 
     async def reset(self, call: Call) -> p.CountersReset:
@@ -252,7 +279,11 @@ class Handlers:
         done, _ = await asyncio.wait({waiter}, timeout=COMMAND_WAIT)
         if not done and future.cancel():
             since = self._port.counters.step_open_since
-            doing = f"a step is under way for {time.monotonic() - since:.0f} s" if since else "no step is under way"
+            doing = (
+                f"a step is under way for {time.monotonic() - since:.0f} s"
+                if since
+                else "no step is under way"
+            )
             raise problem(
                 504,
                 "no step border",
@@ -264,7 +295,9 @@ class Handlers:
         except Exception as error:
             _refuse(error)
 
-    def _event(self, call: Call, kind: str, text: str, reason: str, *, step: int | None = None, **data: Any) -> p.Event:
+    def _event(
+        self, call: Call, kind: str, text: str, reason: str, *, step: int | None = None, **data: Any
+    ) -> p.Event:
         peer = call.connection.peer
         because = f' "{reason}"' if reason else ""
         return self._port.events.add(kind, text + because, step=step, uid=peer.uid, pid=peer.pid, **data)

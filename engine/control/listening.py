@@ -27,7 +27,9 @@ class AlreadyRunning(Exception):
     """A live engine has this name."""
 
     def __init__(self, name: str, pid: str) -> None:
-        super().__init__(f"an engine named {name} already runs here as pid {pid}; start this one with another control.name")
+        super().__init__(
+            f"an engine named {name} already runs here as pid {pid}; start this one with another control.name"
+        )
         self.pid = pid
 
 

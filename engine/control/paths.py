@@ -63,7 +63,9 @@ def private_folder(path: Path) -> Path:
     """
     status = _own_folder(path)
     if status.st_mode & 0o077:
-        raise PathError(f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}): chmod 700 {path}")
+        raise PathError(
+            f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):04o}): chmod 700 {path}"
+        )
     return path
 
 
@@ -88,7 +90,9 @@ def _own_folder(path: Path) -> os.stat_result:
     if not stat.S_ISDIR(status.st_mode):
         raise PathError(f"{path} is not a folder: remove it")
     if status.st_uid != os.geteuid():
-        raise PathError(f"{path} belongs to uid {status.st_uid}, not to you: set XDG_RUNTIME_DIR to a folder of yours")
+        raise PathError(
+            f"{path} belongs to uid {status.st_uid}, not to you: set XDG_RUNTIME_DIR to a folder of yours"
+        )
     return status
 
 
@@ -106,6 +110,10 @@ def _belongs_to_its_name(folder: Path) -> bool:
     """Anyone may make a folder in the temp folder: one that claims another's uid is not looked into."""
     try:
         status = folder.lstat()
-        return stat.S_ISDIR(status.st_mode) and folder.name == f"arc-watch-{status.st_uid}" and os.access(folder, os.R_OK)
+        return (
+            stat.S_ISDIR(status.st_mode)
+            and folder.name == f"arc-watch-{status.st_uid}"
+            and os.access(folder, os.R_OK)
+        )
     except OSError:
         return False

@@ -232,7 +232,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     finished: int
     faults: int
-    buckets: dict[str, dict[int, int]]  # latency -> index into History.bounds -> count; empty ones are left out
+    buckets: dict[
+        str, dict[int, int]
+    ]  # latency -> index into History.bounds -> count; empty ones are left out
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

@@ -152,7 +152,10 @@ class ControlServer:
         assert isinstance(connection, Connection)
         if connection.refused:
             raise problem(
-                503, "too many connections", f"{MOST_CONNECTIONS} connections are open", "close a console and try again"
+                503,
+                "too many connections",
+                f"{MOST_CONNECTIONS} connections are open",
+                "close a console and try again",
             )
         endpoint, parts = _find(request)
         _lower_role(connection, request.headers.get(p.ROLE_HEADER))
@@ -196,7 +199,9 @@ def _lower_role(connection: Connection, wanted: str | None) -> None:
     if wanted not in ("viewer", "operator"):
         raise problem(400, "bad request", f"{p.ROLE_HEADER} is viewer or operator")
     if wanted == "operator" and connection.role == "viewer":
-        raise problem(403, "role", "this connection is a viewer's, and no request can raise it", "connect anew")
+        raise problem(
+            403, "role", "this connection is a viewer's, and no request can raise it", "connect anew"
+        )
     connection.role = wanted
 
 
@@ -209,7 +214,9 @@ def _query(request: web.BaseRequest, endpoint: Endpoint) -> Any:
     try:
         return msgspec.convert(given, endpoint.query, strict=False)
     except msgspec.ValidationError as error:
-        raise problem(400, "bad request", f"in the query: {error}", "GET /v1/schema says what may stand there") from None
+        raise problem(
+            400, "bad request", f"in the query: {error}", "GET /v1/schema says what may stand there"
+        ) from None
 
 
 async def _body(request: web.BaseRequest, wanted: type[msgspec.Struct]) -> Any:
@@ -226,4 +233,6 @@ async def _body(request: web.BaseRequest, wanted: type[msgspec.Struct]) -> Any:
     try:
         return msgspec.json.decode(raw or b"{}", type=wanted)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise problem(400, "bad request", f"in the body: {error}", "GET /v1/schema says what may stand there") from None
+        raise problem(
+            400, "bad request", f"in the body: {error}", "GET /v1/schema says what may stand there"
+        ) from None

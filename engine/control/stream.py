@@ -35,10 +35,16 @@ class Streams:
     def end(self, reason: str) -> None:
         self._ending = reason
 
-    async def serve(self, request: web.BaseRequest, endpoint: Endpoint, query: p.StreamQuery) -> web.StreamResponse:
+    async def serve(
+        self, request: web.BaseRequest, endpoint: Endpoint, query: p.StreamQuery
+    ) -> web.StreamResponse:
         cursor = _resume_from(request, query, self._port.events.last)
         response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+            headers={
+                "Content-Type": "text/event-stream",
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+            }
         )
         await response.prepare(request)
         period = 1 / query.hz if query.hz else math.inf
@@ -50,7 +56,9 @@ class Streams:
             if now >= due:
                 wait = min(period / 2, 0.2)
                 chunks.append(
-                    _message("snapshot", await self._handlers.encoded_snapshot(query.window, query.sequences, wait))
+                    _message(
+                        "snapshot", await self._handlers.encoded_snapshot(query.window, query.sequences, wait)
+                    )
                 )
                 due = _next_due(now, period)
             if not chunks and now - sent >= HEARTBEAT:
@@ -90,5 +98,7 @@ def _resume_from(request: web.BaseRequest, query: p.StreamQuery, last: int) -> i
     if given is None:
         return last if query.since is None else query.since
     if not (given.isascii() and given.isdecimal() and len(given) <= 18):
-        raise problem(400, "bad request", "Last-Event-ID is the number of an event", "leave it out to see new events")
+        raise problem(
+            400, "bad request", "Last-Event-ID is the number of an event", "leave it out to see new events"
+        )
     return int(given)

@@ -102,7 +102,9 @@ def state(counters: Counters, settings: Settings, published: Published, now: flo
     """What the engine is up to, worst first."""
     paused = settings.get_bool("sched.paused")
     has_work = counters.running > 0 or (counters.waiting > 0 and not paused)
-    since = max(each or 0.0 for each in (counters.step_open_since, counters.last_step_at, counters.work_since))
+    since = max(
+        each or 0.0 for each in (counters.step_open_since, counters.last_step_at, counters.work_since)
+    )
     if has_work and since and now - since > settings.get_float("http.stall_s"):
         return "stalled"
     if published.draining:

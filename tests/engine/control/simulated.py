@@ -233,9 +233,13 @@ class SimulatedEngine:
             self._draining = True
             running = sum(work.running for work in self._work)
             until = None if command.deadline is None else time.time() + command.deadline
-            return DrainStarted(step=self._steps, running=running, waiting=len(self._work) - running, until=until)
+            return DrainStarted(
+                step=self._steps, running=running, waiting=len(self._work) - running, until=until
+            )
         if isinstance(command, FlushPrefix):
-            return Flushed(step=self._steps, dropped=3, kept=1, why_kept="1 page is held by running sequences")
+            return Flushed(
+                step=self._steps, dropped=3, kept=1, why_kept="1 page is held by running sequences"
+            )
         raise Unsupported("this engine has no allocator of its own: there is nothing to trim")
 
     def _publish(self) -> Published:
@@ -245,7 +249,7 @@ class SimulatedEngine:
         now = time.monotonic()
         return Published(
             taken=now,
-            step=self._steps,
+            step=self._steps - 1,
             running=len(running),
             waiting=len(waiting),
             waiting_by_reason={reason.value: len(waiting)} if waiting else {},

@@ -23,7 +23,9 @@ class Wire(http.client.HTTPConnection):
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Status and decoded answer."""
         encoded = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        self.request(method, path, body=encoded, headers={name.replace("_", "-"): v for name, v in headers.items()})
+        self.request(
+            method, path, body=encoded, headers={name.replace("_", "-"): v for name, v in headers.items()}
+        )
         response = self.getresponse()
         raw = response.read()
         assert response.headers["Content-Type"] == "application/json", response.headers.items()
