@@ -64,6 +64,7 @@ class Engine:
         self._number = 0
         self._stopping = False
         self._outputs: list[Output] = []
+        self._open: Step | None = None  # formed, and neither committed nor aborted
 
     # -- the loop, on the engine thread ---------------------------------------------------------------------------
 
@@ -77,6 +78,9 @@ class Engine:
             except Exception as error:
                 faults += 1
                 log.exception("a fault outside the forward pass")
+                if self._open is not None:
+                    self.scheduler.abort(self._open)
+                    self._open = None
                 self._fault(list(self.sequences.values()), f"the engine failed at a step border: {error!r}")
                 if faults >= _FAULTS_IN_A_ROW:
                     self._die(f"{faults} faults in a row at the step border, the last one: {error!r}")
@@ -132,6 +136,7 @@ class Engine:
         if step is None:
             self._idle()
             return False
+        self._open = step
         scheduled = time.monotonic()
         self._before_forward(step, began)
         self.counters.step_open_since = began
@@ -141,6 +146,7 @@ class Engine:
         except Exception as error:
             log.exception("step %d failed", self.steps)
             self.scheduler.abort(step)
+            self._open = None
             self._fault([row.seq for row in step.rows], f"step {self.steps} failed: {error!r}")
             result = None
         finished = self._conclude(step, result) if result is not None else 0
@@ -167,6 +173,7 @@ class Engine:
         for index, why in result.faults.items():
             self._fault([result.rows[index].seq], why)
         self.scheduler.commit(step, [(token,) for token in result.token_ids])
+        self._open = None
         ended = len(result.faults)
         for row, token, logprob in zip(result.rows, result.token_ids, result.logprobs, strict=True):
             seq = row.seq
