@@ -11,6 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": (".commands.serve:serve", "Start an engine in this folder."),
     "check": (".commands.check:check", "Check this folder's configuration without starting."),
     "profiles": (".commands.profiles:profiles", "List profiles, or show one with each value's source."),
+    "status": (".commands.status:status", "Show what the engine is doing now."),
 }
 
 

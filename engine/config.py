@@ -152,37 +152,31 @@ class Settings:
         return value
 
     def with_runtime(self, changes: Mapping[str, object], origin: Origin) -> Settings:
-        """These settings with live flags changed: all of them, or Refused with a reason for each at fault."""
-        assert origin.layer is Layer.RUNTIME
-        errors: list[FlagError] = []
-        checked: dict[str, Layered] = {}
-        for name, value in changes.items():
-            try:
-                flag = lookup(name)
-                if flag.reach is not Reach.LIVE:
-                    message = f"{name} is read at start only; set it in {FILE_NAME} and restart"
-                    raise FlagError(name, FlagReason.RESTART, message)
-                checked[name] = Layered(check(flag, value), origin)
-            except FlagError as error:
-                errors.append(error)
-        if errors:
-            raise Refused(errors)
-        return self._changed({name: (*self._below(name), layered) for name, layered in checked.items()})
+        """These settings with live flags changed: all of them, or Refused with a reason for each flag at fault."""
+        return self.with_layers({name: Layered(value, origin) for name, value in changes.items()})  # pyright: ignore[reportArgumentType]  # checked there
 
     def without_runtime(self, names: Iterable[str]) -> Settings:
-        """These settings with the flags back at the layer below; the same object when no flag changes."""
-        names = list(names)
+        """These settings with the flags back at the layer below; the same object when none had a runtime value."""
+        return self.with_layers(dict.fromkeys(names))
+
+    def with_layers(self, runtime: Mapping[str, Layered | None]) -> Settings:
+        """These settings with the runtime layers of some flags replaced, or taken away where None stands.
+
+        All of them, or Refused with a reason for each flag at fault. The same object when nothing was there to take.
+        """
         errors: list[FlagError] = []
-        for name in names:
+        changed: dict[str, tuple[Layered, ...]] = {}
+        for name, layered in runtime.items():
             try:
-                lookup(name)
+                top = () if layered is None else (_checked(name, layered),)
+                layers = (*self._below(name), *top)
+                if layered is not None or layers != self._of(name):
+                    changed[name] = layers
             except FlagError as error:
                 errors.append(error)
         if errors:
             raise Refused(errors)
-        return self._changed(
-            {name: self._below(name) for name in names if self._below(name) != self._of(name)}
-        )
+        return self._changed(changed)
 
     def differs(self) -> tuple[str, ...]:
         """The flags whose value is not the profile's own (the default where the profile is silent)."""
@@ -211,6 +205,16 @@ class Settings:
         if conflicts := check_together(changed.values()):
             raise Refused([_blame(conflict, layers) for conflict in conflicts])
         return changed
+
+
+def _checked(name: str, layered: Layered) -> Layered:
+    """A runtime layer with its value checked, or FlagError."""
+    assert layered.origin.layer is Layer.RUNTIME
+    flag = lookup(name)
+    if flag.reach is not Reach.LIVE:
+        message = f"{name} is read at start only; set it in {FILE_NAME} and restart"
+        raise FlagError(name, FlagReason.RESTART, message)
+    return Layered(check(flag, layered.value), layered.origin)
 
 
 def _blame(conflict: FlagError, changed: Mapping[str, object]) -> FlagError:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.types import Step
-from ..sequence import Finish, FinishReason, Output, Request, Sequence, sequence_of
+from ..scheduler.types import CannotFit, Step
+from ..sequence import Finish, FinishReason, Output, Request, Sequence, Status, sequence_of
 from ..telemetry.records import Counters, StepRecord
 from .accounts import Accounts
 from .ending import EndRules
 from .inbox import Cancellation, Closed, Inbox, Taken
-from .runner import Runner, StepResult
+from .runner import NO_RESULT, Runner, StepResult
 
 log = logging.getLogger("arc.engine")
 
@@ -64,6 +64,7 @@ class Engine:
         self._number = 0
         self._stopping = False
         self._outputs: list[Output] = []
+        self._open: Step | None = None  # formed, and neither committed nor aborted
 
     # -- the loop, on the engine thread ---------------------------------------------------------------------------
 
@@ -77,6 +78,9 @@ class Engine:
             except Exception as error:
                 faults += 1
                 log.exception("a fault outside the forward pass")
+                if self._open is not None:
+                    self.scheduler.abort(self._open)
+                    self._open = None
                 self._fault(list(self.sequences.values()), f"the engine failed at a step border: {error!r}")
                 if faults >= _FAULTS_IN_A_ROW:
                     self._die(f"{faults} faults in a row at the step border, the last one: {error!r}")
@@ -116,7 +120,12 @@ class Engine:
         seq = sequence_of(self._number, request)
         self._number += 1
         self.sequences[request.id] = seq
-        self.scheduler.add(seq)
+        try:
+            self.scheduler.add(seq)
+        except CannotFit as error:
+            self._close(seq, Finish(reason=FinishReason.FAULT, detail=str(error)), time.monotonic())
+            self._flush()
+            return
         if cancelled is not None:
             self.end([seq], cancelled.reason, cancelled.detail)
 
@@ -127,21 +136,17 @@ class Engine:
         if step is None:
             self._idle()
             return False
+        self._open = step
         scheduled = time.monotonic()
-        for seq in step.failed:
-            self._close(seq, seq.finish or Finish(reason=FinishReason.FAULT), scheduled)
-        for seq in step.preempted:
-            self.runner.release_pages(seq)
-        if step.preempted:
-            self._on_event("preempted", f"{len(step.preempted)} sequences gave up their pages")
-        for seq in step.admitted:
-            self.accounts.admitted(seq, scheduled)
+        self._before_forward(step, began)
         self.counters.step_open_since = began
         self._observer.step_opened(self.steps, len(step.rows))
         try:
-            result = self.runner.run(step) if step.rows else None
+            result = self.runner.run(step) if step.rows else NO_RESULT
         except Exception as error:
             log.exception("step %d failed", self.steps)
+            self.scheduler.abort(step)
+            self._open = None
             self._fault([row.seq for row in step.rows], f"step {self.steps} failed: {error!r}")
             result = None
         finished = self._conclude(step, result) if result is not None else 0
@@ -150,24 +155,29 @@ class Engine:
         self._record(step, began, scheduled, result, finished)
         return result is not None
 
+    def _before_forward(self, step: Step, began: float) -> None:
+        """What forming the step alone has brought: failures, preemptions, admissions."""
+        for seq in step.failed:
+            assert seq.finish is not None
+            self._close(seq, seq.finish, began)
+        for seq in step.preempted:
+            self.runner.release_pages(seq)
+        if step.preempted:
+            self._on_event("preempted", f"{len(step.preempted)} sequences gave up their pages")
+        self.accounts.formed(step, began)
+
     def _conclude(self, step: Step, result: StepResult) -> int:
         """Commit the step and say what it brought. The number of sequences that it ended."""
         now = time.monotonic()
-        faulty = {result.rows[index].seq.number for index in result.faults}
-        self.scheduler.commit(
-            step,
-            [
-                (row.seq, [token])
-                for row, token in zip(result.rows, result.token_ids, strict=True)
-                if row.seq.number not in faulty
-            ],
-        )
+        # Before the commit: what a faulty row computed must not become findable in the prefix cache.
         for index, why in result.faults.items():
             self._fault([result.rows[index].seq], why)
-        ended = len(faulty)
+        self.scheduler.commit(step, [(token,) for token in result.token_ids])
+        self._open = None
+        ended = len(result.faults)
         for row, token, logprob in zip(result.rows, result.token_ids, result.logprobs, strict=True):
             seq = row.seq
-            if seq.number in faulty:
+            if seq.status is Status.FINISHED:
                 continue
             self.accounts.token(seq, now)
             finish = self._rules.finish_of(seq)

@@ -33,6 +33,9 @@ class StepResult:
     sample: float
 
 
+NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0)  # of a step without rows
+
+
 class Runner:
     def __init__(self, model: DeepseekModel, cache: LatentCache, sampler: Sampler, page_size: int, pages: int) -> None:
         """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
