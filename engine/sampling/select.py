@@ -1,0 +1,82 @@
+"""Order statistics of each row: the first maximum, the largest values, where a value stands, the best ids.
+
+The order is total: larger values first, and of equal values the lower token id first. Low-precision logits tie often,
+and a tie broken by an algorithm's whim would make a draw depend on the batch. So selection works on values, which are
+the same for any algorithm, and an id is looked up from its value and its place among equals.
+
+On a CPU numpy does it: its vectorised partition and sort were 8 and 30 times faster than torch's on 32 rows of 2,048.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+BLOCK = 64  # vocabulary sizes are nearly always a multiple of it
+
+
+def blocks(values: Tensor) -> Tensor:
+    """[R, V] as [R, V / b, b], b the largest block up to BLOCK that divides V; a view."""
+    width = gcd(values.shape[1], BLOCK)
+    return values.view(values.shape[0], -1, width)
+
+
+def first_max(values: Tensor) -> Tensor:
+    """[R, V] -> [R] int64: the lowest index of each row's largest value. No NaN."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().argmax(axis=1))
+    return values.argmax(dim=-1)
+
+
+def top_values(values: Tensor, k: int) -> Tensor:
+    """[R, V] -> [R, k]: each row's k largest values, descending. 1 <= k <= V; no NaN."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(_top_values(values.numpy(), k))
+    return values.topk(k, dim=-1).values
+
+
+def _top_values(rows: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    width = rows.shape[1]
+    if k < width:
+        rows = np.partition(rows, width - k, axis=1)[:, width - k :]
+    return np.ascontiguousarray(np.sort(rows, axis=1)[:, ::-1])
+
+
+def index_of(values: Tensor, wanted: Tensor, nth: Tensor) -> Tensor:
+    """[R, V], [R], [R] int64 -> [R] int64: where the nth (from 0) element equal to `wanted` stands in each row.
+
+    Each row must hold that many.
+    """
+    if values.device.type == "cpu":
+        return torch.from_numpy(_index_of(values.numpy() == wanted.numpy()[:, None], nth.numpy()))
+    rows, columns = (values == wanted[:, None]).nonzero(as_tuple=True)
+    return columns[_starts(rows, len(values)) + nth]
+
+
+def _index_of(equal: NDArray[np.bool_], nth: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = equal.argmax(axis=1)
+    later = np.flatnonzero(nth)
+    if len(later):
+        rows, columns = np.nonzero(equal[later])
+        found[later] = columns[np.searchsorted(rows, np.arange(len(later))) + nth[later]]
+    return found
+
+
+def top_ids(values: Tensor, k: int) -> Tensor:
+    """[R, V] -> [R, k] int64: the ids of each row's k best, best first, equal values by ascending id. 1 <= k <= V."""
+    least = top_values(values, k)[:, -1:]
+    rows, columns = (values >= least).nonzero(as_tuple=True)
+    # Columns ascend within a row; two stable sorts, by value and then by row, keep that order among equals.
+    order = values[rows, columns].sort(descending=True, stable=True).indices
+    order = order[rows[order].sort(stable=True).indices]
+    places = _starts(rows, len(values))[:, None] + torch.arange(k, device=values.device)
+    return columns[order[places]]
+
+
+def _starts(rows: Tensor, count: int) -> Tensor:
+    """Where each of `count` rows begins in a sorted list of row numbers."""
+    return torch.searchsorted(rows, torch.arange(count, device=rows.device))
