@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from ..control.events import EventLog
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.types import CannotFit, Step
 from ..sequence import Finish, FinishReason, Output, Request, Sequence, Status, sequence_of
@@ -45,7 +46,7 @@ class Engine:
         deliver: Callable[[list[Output]], None],
         died: Callable[[str], None],
         observer: Observer,
-        on_event: Callable[[str, str], None],
+        events: EventLog,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -60,10 +61,11 @@ class Engine:
         self._deliver = deliver
         self._died = died
         self._observer = observer
-        self._on_event = on_event
+        self._events = events
         self._number = 0
         self._stopping = False
         self._outputs: list[Output] = []
+        self._open: Step | None = None  # formed, and neither committed nor aborted
 
     # -- the loop, on the engine thread ---------------------------------------------------------------------------
 
@@ -77,6 +79,9 @@ class Engine:
             except Exception as error:
                 faults += 1
                 log.exception("a fault outside the forward pass")
+                if self._open is not None:
+                    self.scheduler.abort(self._open)
+                    self._open = None
                 self._fault(list(self.sequences.values()), f"the engine failed at a step border: {error!r}")
                 if faults >= _FAULTS_IN_A_ROW:
                     self._die(f"{faults} faults in a row at the step border, the last one: {error!r}")
@@ -132,6 +137,7 @@ class Engine:
         if step is None:
             self._idle()
             return False
+        self._open = step
         scheduled = time.monotonic()
         self._before_forward(step, began)
         self.counters.step_open_since = began
@@ -141,6 +147,7 @@ class Engine:
         except Exception as error:
             log.exception("step %d failed", self.steps)
             self.scheduler.abort(step)
+            self._open = None
             self._fault([row.seq for row in step.rows], f"step {self.steps} failed: {error!r}")
             result = None
         finished = self._conclude(step, result) if result is not None else 0
@@ -157,7 +164,8 @@ class Engine:
         for seq in step.preempted:
             self.runner.release_pages(seq)
         if step.preempted:
-            self._on_event("preempted", f"{len(step.preempted)} sequences gave up their pages")
+            ids = [seq.id for seq in step.preempted]
+            self._events.add("preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids)
         self.accounts.formed(step, began)
 
     def _conclude(self, step: Step, result: StepResult) -> int:
@@ -167,6 +175,7 @@ class Engine:
         for index, why in result.faults.items():
             self._fault([result.rows[index].seq], why)
         self.scheduler.commit(step, [(token,) for token in result.token_ids])
+        self._open = None
         ended = len(result.faults)
         for row, token, logprob in zip(result.rows, result.token_ids, result.logprobs, strict=True):
             seq = row.seq
@@ -240,7 +249,8 @@ class Engine:
     def _fault(self, sequences: list[Sequence], why: str) -> None:
         """End sequences whose KV cannot be trusted: nothing of it may stay in the prefix cache or reach a neighbour."""
         self.counters.faults += 1
-        self._on_event("fault", f"{len(sequences)} sequences ended: {why}")
+        ids = [seq.id for seq in sequences]
+        self._events.add("fault", f"{len(ids)} sequences ended: {why}", step=self.steps, ids=ids)
         now = time.monotonic()
         for seq in sequences:
             self.runner.scrub(self.scheduler.discard(seq))

@@ -10,12 +10,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 
+from ..config import Settings
 from ..sequence import FinishReason, Output, Request
 from ..telemetry.records import Counters
 from .inbox import Cancellation, Closed, Inbox
 from .interface import Draining, EngineInfo, Health, TooManyWaiting
-
-STALL_SECONDS = 30.0  # work, and no step for so long: /health says so
 
 
 class OutputStream(AsyncIterator[Output]):
@@ -65,15 +64,13 @@ class LocalHandle:
         info: EngineInfo,
         counters: Counters,
         inbox: Inbox,
-        *,
-        max_waiting: Callable[[], int],
-        paused: Callable[[], bool],
+        settings: Callable[[], Settings],
     ) -> None:
+        """`settings` gives those in force: the door's bounds are live flags."""
         self.info = info
         self.counters = counters
         self._inbox = inbox
-        self._max_waiting = max_waiting
-        self._paused = paused
+        self._settings = settings
         self._streams: dict[str, OutputStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
@@ -88,7 +85,7 @@ class LocalHandle:
             raise Draining(f"the engine has stopped: {self._dead}")
         if self._draining:
             raise Draining("the engine is draining before it stops and takes no new requests")
-        waiting, cap = self.counters.waiting + self._inbox.pending_requests, self._max_waiting()
+        waiting, cap = self.counters.waiting + self._inbox.pending_requests, self._settings().get_int("sched.max_waiting")
         if waiting >= cap:
             raise TooManyWaiting(waiting, cap, self._retry_after())
         if request.id in self._streams:
@@ -107,10 +104,10 @@ class LocalHandle:
     def health(self) -> Health:
         if self._dead is not None:
             return Health(ok=False, reason=f"the engine thread has ended: {self._dead}")
-        counters = self.counters
-        has_work = counters.running > 0 or (counters.waiting > 0 and not self._paused())
+        counters, settings = self.counters, self._settings()
+        has_work = counters.running > 0 or (counters.waiting > 0 and not settings.get_bool("sched.paused"))
         since = max(counters.step_open_since or 0.0, counters.last_step_at or 0.0, counters.work_since or 0.0)
-        if has_work and since and (quiet := time.monotonic() - since) > STALL_SECONDS:
+        if has_work and since and (quiet := time.monotonic() - since) > settings.get_float("http.stall_s"):
             return Health(
                 ok=False,
                 reason=f"no step for {quiet:.0f} s with {counters.running} running and {counters.waiting} waiting",

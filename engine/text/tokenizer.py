@@ -99,7 +99,7 @@ class Tokenizer:
             raise ValueError(f"the text is not valid Unicode at character {error.start}") from error
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`. Bytes that form no character become U+FFFD, ids without a token become nothing."""
+        """The text of `ids`. Bytes that form no character become U+FFFD, ids without a token nothing."""
         return self.inner.decode(ids, skip_special_tokens=skip_special)
 
     def token_bytes(self, id_: int) -> bytes:
