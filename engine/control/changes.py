@@ -1,4 +1,4 @@
-"""Flag changes while the engine runs: atomic, versioned, inside what was reserved at start, and limited in time if asked.
+"""Flag changes while the engine runs: atomic, versioned, inside what was reserved at start, for a time if asked.
 
 Pure of threads, clocks and torch: the engine thread calls `apply` and `expire` at step borders and passes the time.
 
@@ -166,7 +166,7 @@ class FlagChanges:
             new = self.settings.with_layers(runtime)
         except Refused as refused:
             found += refused.errors
-        faulty = {error.flag for error in found}
+        faulty = {error.flag for error in found if error.reason is not FlagReason.CONFLICT}
         values = {
             name: _below(self.settings, name) if layered is None else layered.value
             for name, layered in runtime.items()

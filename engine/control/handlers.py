@@ -1,4 +1,4 @@
-"""One method for each endpoint. Reads are answered from published state; changes are carried out by the engine thread."""
+"""One method for each endpoint. Reads show published state; changes are carried out by the engine thread."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Handlers:
         return made[1]
 
     async def _fresh(self, wait: float) -> Published:
-        """A state published from now on, if the engine comes to a step border within `wait`; else the newest there is."""
+        """A state published from now on, if a step border comes within `wait`; else the newest there is."""
         asked = time.monotonic()
         published = self._port.published()
         if asked - published.taken <= FRESH_ENOUGH:
@@ -172,7 +172,7 @@ class Handlers:
         try:
             applied: p.Applied = await self._on_engine(command)
         except Answer as answer:
-            self._note(command.actor, name, asked, answer.problem.error, answer.problem.message)
+            self._note(command.actor, name, asked, answer.problem.error, detail=answer.problem.message)
             raise
         if not applied.dry_run:
             difference = {flag: [change.old, change.new] for flag, change in applied.changes.items()}
@@ -265,7 +265,7 @@ class Handlers:
             done = await self._on_engine(command)
         except Answer as answer:
             self._event(call, "refused", f"{name}: {answer.problem.message}", command.actor.reason)
-            self._note(command.actor, name, asked, answer.problem.error, answer.problem.message)
+            self._note(command.actor, name, asked, answer.problem.error, detail=answer.problem.message)
             raise
         self._note(command.actor, name, asked, "ok")
         return done
@@ -308,6 +308,7 @@ class Handlers:
         command: str,
         difference: dict[str, Any],
         result: str,
+        *,
         detail: str = "",
         version: int | None = None,
     ) -> None:

@@ -70,7 +70,7 @@ class Listening:
             raise
 
     def close(self) -> None:
-        """Take the sockets away and release the name. The lock file stays: removing it would let two owners lock two."""
+        """Take the sockets away and release the name. The lock file stays: without it two owners could lock two."""
         for path, bound in ((self.path, self.socket), (self.watch_path, self.watch_socket)):
             if bound is not None and path is not None:
                 path.unlink(missing_ok=True)
@@ -95,7 +95,7 @@ def _locked(path: Path, name: str) -> int:
 
 
 def _bound(path: Path, umask: int) -> socket.socket:
-    """A listening socket at `path`, born with mode 0777 & ~umask. The caller holds the lock: what lies there is dead."""
+    """A listening socket at `path`, born with mode 0777 & ~umask. The caller has the lock: what lies there is dead."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise paths.PathError(f"{path} is no socket: remove it")

@@ -1,7 +1,7 @@
 """The flight recorder's file: its layout, and how it is read after the engine's end.
 
-One file of fixed size, memory-mapped by the engine, so that what was written is there after kill -9: the pages belong to
-the kernel. Rings of fixed slots. Each slot carries its record's number in front and behind, written in this order, so a
+One file of fixed size, memory-mapped by the engine, so that what was written is there after kill -9: the pages belong
+to the kernel. Rings of fixed slots. Each slot carries its record's number in front and behind, written in this order, so a
 record that was cut off in the middle shows by two numbers that differ. Power failure is another matter: nothing is
 flushed.
 
@@ -35,7 +35,7 @@ HEADER_SIZE = 4096
 NOW_OFFSET, NOW_SIZE = HEADER_SIZE, 256
 NUMBER = struct.Struct("<Q")
 BLOB_HEAD = struct.Struct("<QI")  # number, length of the JSON
-# number, 1 while a step is open, its index, its rows, time.monotonic() of the last write, time.time() of the end, number
+# number, 1 while a step is open, its index, its rows, time.monotonic() of the write, time.time() of the end, number
 NOW = struct.Struct("<QQqqddQ")
 
 
@@ -114,7 +114,9 @@ def read(path: Path) -> Recording:
     """Raises RecordingError, or OSError."""
     with path.open("rb") as file:
         if path.stat().st_size != FILE_SIZE:
-            raise RecordingError(f"{path} is no recording of this version: {path.stat().st_size} bytes, not {FILE_SIZE}")
+            raise RecordingError(
+                f"{path} is no recording of this version: {path.stat().st_size} bytes, not {FILE_SIZE}"
+            )
         with mmap.mmap(file.fileno(), FILE_SIZE, access=mmap.ACCESS_READ) as data:
             return _decode(bytes(data), path)
 
