@@ -1,9 +1,9 @@
 """The flight recorder's file: its layout, and how it is read after the engine's end.
 
 One file of fixed size, memory-mapped by the engine, so that what was written is there after kill -9: the pages belong
-to the kernel. Rings of fixed slots. Each slot carries its record's number in front and behind, written in this order, so a
-record that was cut off in the middle shows by two numbers that differ. Power failure is another matter: nothing is
-flushed.
+to the kernel. Rings of fixed slots. Each slot carries its record's number in front and behind, written in this order,
+so a record that was cut off in the middle shows by two numbers that differ. Power failure is another matter: nothing
+is flushed.
 
     header   4 KiB      magic, then JSON: who recorded, and the layout of a step record
     now      256 B      the step that is open, or that none is; when the engine ended on purpose
