@@ -32,7 +32,7 @@ class Endpoint:
 
 
 EVERYWHERE = (400, 403, 404, 405, 408, 413, 500, 503)
-_ON_ENGINE = (504,)  # no step border in time
+_ON_ENGINE = (504,)  # no step border in time; 503 also when the engine thread has ended
 _FLAGS = (409, 422, *_ON_ENGINE)
 
 ENDPOINTS: tuple[Endpoint, ...] = (

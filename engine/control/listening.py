@@ -59,6 +59,7 @@ class Listening:
         folder = paths.private_folder(paths.runtime_folder())
         self.path = paths.socket_path(folder, name)
         self._lock = _locked(folder / f"{name}.lock", name)
+        self._closed = False
         self.watch_path: Path | None = None
         self.watch_socket: socket.socket | None = None
         try:
@@ -71,6 +72,9 @@ class Listening:
 
     def close(self) -> None:
         """Take the sockets away and release the name. The lock file stays: without it two owners could lock two."""
+        if self._closed:
+            return
+        self._closed = True
         for path, bound in ((self.path, self.socket), (self.watch_path, self.watch_socket)):
             if bound is not None and path is not None:
                 path.unlink(missing_ok=True)
