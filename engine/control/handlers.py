@@ -39,7 +39,7 @@ from .history import History
 FRESH_WAIT = (
     0.02  # seconds that a read waits for the engine to publish; then it shows the older state and its age
 )
-FRESH_ENOUGH = 0.05
+FRESH_ENOUGH = 0.02  # seconds: younger than that is as good as new
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
 _INSTRUMENTS = "this engine has no {} instrument yet"
