@@ -61,7 +61,9 @@ def test_an_open_step_is_told_with_its_rows(tmp_path: Path) -> None:
     recorder.close()
     found = r.read(tmp_path / "a.rec")
     assert found.open_step is None and found.ended is not None and found.ended >= before
-    recorder.event(msgspec.structs.replace(EventLog().add("mark", "late")))  # events after the end are not written
+    recorder.event(
+        msgspec.structs.replace(EventLog().add("mark", "late"))
+    )  # events after the end are not written
     recorder.close()
 
 
@@ -99,9 +101,13 @@ def test_an_event_too_large_for_its_slot_is_cut_and_says_so(tmp_path: Path, text
     assert (second.text, second.data) == ("short", {"cut": True})
 
 
-@pytest.mark.parametrize("ring", [r.STEPS, r.EVENTS, r.FLAGS, r.VALUES], ids=["steps", "events", "flags", "values"])
+@pytest.mark.parametrize(
+    "ring", [r.STEPS, r.EVENTS, r.FLAGS, r.VALUES], ids=["steps", "events", "flags", "values"]
+)
 @pytest.mark.parametrize("cut", [8, 20, 60])
-def test_a_record_cut_off_in_the_middle_is_left_out_and_counted(tmp_path: Path, ring: r.Ring, cut: int) -> None:
+def test_a_record_cut_off_in_the_middle_is_left_out_and_counted(
+    tmp_path: Path, ring: r.Ring, cut: int
+) -> None:
     """The writer dies after `cut` bytes of the second record: the first one before it is all there."""
     path = tmp_path / "a.rec"
     recorder = begin(path)
@@ -166,7 +172,9 @@ def _written(folder: Path) -> bytes:
     return _CACHE[0]
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\0" * r.FILE_SIZE, b"ARCREC99" + b"\0" * (r.FILE_SIZE - 8)], ids=len)
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 100, b"\0" * r.FILE_SIZE, b"ARCREC99" + b"\0" * (r.FILE_SIZE - 8)], ids=len
+)
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.rec").write_bytes(content)
     with pytest.raises(r.RecordingError, match="no recording|damaged"):
