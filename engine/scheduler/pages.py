@@ -278,6 +278,8 @@ class PageManager:
         """`page`, in use, holds `block`. An unused copy is freed: the copy in use will outlive it in the
         cache.
         """
+        if self._blocks[page] is block:
+            return  # shared, and another of its sequences has said so (after the prefix cache was off and on)
         if block.pages and not self._refs[block.pages[0]]:
             unused = block.pages.pop()
             del self._lru[unused]
