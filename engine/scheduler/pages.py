@@ -250,6 +250,8 @@ class PageManager:
         )
         _require(all(self._blocks[page] for page in self._lru), "a cached page cannot be found")
         _require(not any(self._blocks[page] for page in self._free), "a free page can be found")
+        filed = sum(len(block.pages) for block in self._index.values())
+        _require(filed == sum(1 for block in self._blocks if block), "a page holds a block that is not filed")
         for complaint in self._contradictions():
             raise PageAccountingError(complaint)
 
