@@ -55,7 +55,7 @@ def _top_values(rows: NDArray[np.float32], k: int) -> NDArray[np.float32]:
         width = rows.shape[1]
     if k < width:
         rows = np.partition(rows, width - k, axis=1)[:, width - k :]
-    return np.ascontiguousarray(np.sort(rows, axis=1)[:, ::-1])
+    return np.sort(rows, axis=1)[:, ::-1].copy()
 
 
 def index_of(values: Tensor, wanted: Tensor, nth: Tensor) -> Tensor:
