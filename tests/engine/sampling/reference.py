@@ -47,7 +47,12 @@ class Filters:
         """Itself and what float32 may make of it at a border."""
         eps = 1e-5
         return [
-            Filters(self.temperature, self.top_k, min(1.0, self.top_p * p) if self.top_p < 1 else 1.0, self.min_p * m)
+            Filters(
+                self.temperature,
+                self.top_k,
+                min(1.0, self.top_p * p) if self.top_p < 1 else 1.0,
+                self.min_p * m,
+            )
             for p in (1, 1 - eps, 1 + eps)
             for m in (1, 1 - eps)
         ]
@@ -57,7 +62,9 @@ class Filters:
         return any(i is not None and i[0] - eps <= uniform <= i[1] + eps for i in found)
 
 
-def sequence(number: int, *, prompt: tuple[int, ...] = (1,), output: tuple[int, ...] = (), **params: object) -> Sequence:
+def sequence(
+    number: int, *, prompt: tuple[int, ...] = (1,), output: tuple[int, ...] = (), **params: object
+) -> Sequence:
     request = Request(id=str(number), prompt=prompt, params=SamplingParams(**params))  # pyright: ignore[reportArgumentType]
     seq = sequence_of(number, request)
     seq.tokens.extend(output)

@@ -86,7 +86,13 @@ def test_a_row_gets_in_any_batch_what_it_gets_alone(seed, vocab, kind, rows, ran
 def test_a_wide_vocabulary_is_drawn_from_in_parts_and_threads_without_a_change():
     vocab = 131_072
     assert vocab > subject.PREFIX * subject.WIDEN
-    filters = [Filters(0.7), Filters(0.7, top_k=40), Filters(1.0, top_p=0.9), Filters(1.0, min_p=0.01), Filters(0.0)]
+    filters = [
+        Filters(0.7),
+        Filters(0.7, top_k=40),
+        Filters(1.0, top_p=0.9),
+        Filters(1.0, min_p=0.01),
+        Filters(0.0),
+    ]
     logits = make_logits(3, len(filters), vocab, "normal")
     uniform = [0.3, 0.6, 0.9, 0.99, 0.0]
     threads = torch.get_num_threads()
@@ -176,7 +182,9 @@ def test_selection_is_that_of_a_stable_sort(rows, data):
     order = [sorted(range(len(row)), key=lambda i, row=row: (-row[i], i)) for row in rows]
     assert first_max(values).tolist() == [o[0] for o in order]
     assert top_ids(values, k).tolist() == [o[:k] for o in order]
-    assert top_values(values, k).tolist() == [[row[i] for i in o[:k]] for row, o in zip(rows, order, strict=True)]
+    assert top_values(values, k).tolist() == [
+        [row[i] for i in o[:k]] for row, o in zip(rows, order, strict=True)
+    ]
     place = data.draw(st.integers(0, k - 1))
     wanted = [row[o[place]] for row, o in zip(rows, order, strict=True)]
     nth = [sum(row[i] == w for i in o[:place]) for row, o, w in zip(rows, order, wanted, strict=True)]

@@ -109,7 +109,9 @@ def test_min_tokens_that_bars_everything_is_a_fault_of_that_row():
     logits[1, 4] = 1.0
     sampled = sampler().sample(logits, rows)
     assert sampled.token_ids == [FAULTED, 4]
-    assert sampled.faults == {0: "min_tokens bars every token: eos and stop_token_ids cover the whole vocabulary"}
+    assert sampled.faults == {
+        0: "min_tokens bars every token: eos and stop_token_ids cover the whole vocabulary"
+    }
 
 
 def test_a_bias_for_a_token_that_is_not_there_is_a_fault_of_that_row():
@@ -121,10 +123,18 @@ def test_a_bias_for_a_token_that_is_not_there_is_a_fault_of_that_row():
 
 @pytest.mark.parametrize(
     ("bad", "words"),
-    [(math.nan, "1 NaN and 0 infinite"), (math.inf, "0 NaN and 1 infinite"), (-math.inf, "0 NaN and 1 infinite")],
+    [
+        (math.nan, "1 NaN and 0 infinite"),
+        (math.inf, "0 NaN and 1 infinite"),
+        (-math.inf, "0 NaN and 1 infinite"),
+    ],
 )
 def test_logits_that_are_not_finite_fault_their_row_alone(bad, words):
-    params = [{"temperature": 0.0}, {"seed": 1}, {"seed": 2, "top_p": 0.5, "logprobs": 2, "presence_penalty": 1.0}]
+    params = [
+        {"temperature": 0.0},
+        {"seed": 1},
+        {"seed": 2, "top_p": 0.5, "logprobs": 2, "presence_penalty": 1.0},
+    ]
     rows = [sequence(i, **p) for i, p in enumerate(params * 2)]
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
     sound = sampler().sample(logits.clone(), rows)
@@ -148,7 +158,9 @@ def test_huge_but_finite_logits_are_no_fault():
 def test_logprobs_are_the_raw_log_softmax_with_the_chosen_token_also_outside_the_best():
     logits = torch.tensor([[0.5, 2.0, -1.0, 2.0]])
     exact = [v - math.log(sum(math.exp(u) for u in logits[0].tolist())) for v in logits[0].tolist()]
-    seq = sequence(0, logit_bias={2: 100.0}, temperature=0.1, top_k=1, presence_penalty=1.0, output=(1,), logprobs=2)
+    seq = sequence(
+        0, logit_bias={2: 100.0}, temperature=0.1, top_k=1, presence_penalty=1.0, output=(1,), logprobs=2
+    )
     record = sampler(4).sample(logits.clone(), [seq]).logprobs[0]
     assert record is not None
     assert record.token_id == 2
@@ -241,7 +253,12 @@ any_params = st.fixed_dictionaries(
 @given(st.lists(any_params, min_size=1, max_size=8), st.integers(0, 2**20), st.randoms(use_true_random=False))
 def test_a_sequence_gets_the_same_tokens_whatever_joins_and_leaves_its_batch(params, seed, random):
     vocab, steps = 320, 4
-    tables = torch.randn(len(params), steps, vocab, generator=torch.Generator().manual_seed(seed)).mul(2).bfloat16().float()
+    tables = (
+        torch.randn(len(params), steps, vocab, generator=torch.Generator().manual_seed(seed))
+        .mul(2)
+        .bfloat16()
+        .float()
+    )
 
     def alone(number: int):
         one, seq, got = Sampler(vocab, "cpu", frozenset({EOS})), sequence(number, **params[number]), []
