@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from ..control.events import EventLog
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.types import CannotFit, Step
 from ..sequence import Finish, FinishReason, Output, Request, Sequence, Status, sequence_of
@@ -45,7 +46,7 @@ class Engine:
         deliver: Callable[[list[Output]], None],
         died: Callable[[str], None],
         observer: Observer,
-        on_event: Callable[[str, str], None],
+        events: EventLog,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -60,7 +61,7 @@ class Engine:
         self._deliver = deliver
         self._died = died
         self._observer = observer
-        self._on_event = on_event
+        self._events = events
         self._number = 0
         self._stopping = False
         self._outputs: list[Output] = []
@@ -163,7 +164,8 @@ class Engine:
         for seq in step.preempted:
             self.runner.release_pages(seq)
         if step.preempted:
-            self._on_event("preempted", f"{len(step.preempted)} sequences gave up their pages")
+            ids = [seq.id for seq in step.preempted]
+            self._events.add("preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids)
         self.accounts.formed(step, began)
 
     def _conclude(self, step: Step, result: StepResult) -> int:
@@ -247,7 +249,8 @@ class Engine:
     def _fault(self, sequences: list[Sequence], why: str) -> None:
         """End sequences whose KV cannot be trusted: nothing of it may stay in the prefix cache or reach a neighbour."""
         self.counters.faults += 1
-        self._on_event("fault", f"{len(sequences)} sequences ended: {why}")
+        ids = [seq.id for seq in sequences]
+        self._events.add("fault", f"{len(ids)} sequences ended: {why}", step=self.steps, ids=ids)
         now = time.monotonic()
         for seq in sequences:
             self.runner.scrub(self.scheduler.discard(seq))

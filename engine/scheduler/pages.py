@@ -211,6 +211,15 @@ class PageManager:
                 chain.clear()
         self.prefix = enabled
 
+    def distrust(self, seq: Sequence) -> list[int]:
+        """Forget the whole prefix cache, because blocks may stand on what `seq` computed. Gives the pages that only
+        `seq` uses.
+        """
+        if self.prefix:
+            self.set_prefix(False)
+            self.set_prefix(True)
+        return [page for page in seq.pages if self._refs[page] == 1]
+
     def flush(self) -> Flush:
         """Drop every cached page that no sequence uses."""
         dropped = len(self._lru)
