@@ -45,6 +45,7 @@ ENGINE_MAY: dict[str, set[str]] = {
         "scheduler",
         "model",
         "sampling",
+        "text",
         "telemetry",
         "flags",
         "config",
