@@ -127,7 +127,7 @@ class MlaDecode(Protocol):
     def __call__(self, q: Tensor, cache: Tensor, plan: Plan, *, scale: float, rank: int) -> Tensor:
         """q [R, h, W]: absorbed, then turned rope part; cache [slots, W]; gives [R, h, rank], possibly strided.
 
-        What a cache slot past a row's length holds never matters, as long as it is finite.
+        What a cache slot past a row's length holds never matters, as long as products with it stay finite.
         """
         ...
 
@@ -178,8 +178,8 @@ class MoeGate(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """The experts of each token: weights [T, k] fp32 and indices [T, k] int64, in no particular order.
 
-        x [T, H]; weight [E, H] fp32; bias [E] fp32 chooses but does not weigh. Scores are fp32. The groups that are kept
-        have top_k experts at least; under group_top2 a group has two.
+        x [T, H]; weight [E, H] fp32; bias [E] fp32 chooses but does not weigh. Scores are fp32. The groups kept
+        have top_k experts at least; under group_top2 each has two.
         """
         ...
 

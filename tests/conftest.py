@@ -5,7 +5,6 @@ import os
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-if (
-    "CI" not in os.environ
-):  # there, hypothesis loads its own profile "ci": no deadline, the same examples each time
+# In CI, hypothesis loads its own profile "ci": no deadline, the same examples each time.
+if "CI" not in os.environ:
     settings.load_profile("local")

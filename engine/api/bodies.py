@@ -226,7 +226,9 @@ def _refusals(struct: type[msgspec.Struct]) -> tuple[tuple[str, Refused], ...]:
     return tuple((name, mark) for name, mark in marks(struct).items() if isinstance(mark, Refused))
 
 
-_REFUSED: dict[type[msgspec.Struct], tuple[tuple[str, Refused], ...]] = {struct: _refusals(struct) for struct in (CompletionBody, ChatBody, Message, Part)}
+_REFUSED: dict[type[msgspec.Struct], tuple[tuple[str, Refused], ...]] = {
+    struct: _refusals(struct) for struct in (CompletionBody, ChatBody, Message, Part)
+}
 _DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {
     struct: msgspec.json.Decoder(struct)
     for struct in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)

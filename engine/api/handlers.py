@@ -199,7 +199,7 @@ class Handlers:
         n = body.n or 1
         if len(prompts) * n > MAX_CHOICES:
             raise bad_request(
-                f"{len(prompts)} prompts with n = {n} make {len(prompts) * n} choices; at most {MAX_CHOICES} in one call",
+                f"{len(prompts)} prompts with n = {n} make {len(prompts) * n} choices; one call has at most {MAX_CHOICES}",
                 "n" if n > 1 else "prompt",
                 "invalid_value",
             )

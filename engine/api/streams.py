@@ -30,9 +30,12 @@ class EventStream:
 
     @property
     def full(self) -> bool:
-        """The client reads slower than tokens come: what is pending should wait and go out joined."""
+        """The client reads slower than tokens come: what is pending should wait and go out joined.
+
+        Never true once the connection closes, so that the next `send` finds out.
+        """
         transport = self._request.transport
-        return transport is not None and transport.get_write_buffer_size() > FULL
+        return transport is not None and not transport.is_closing() and transport.get_write_buffer_size() > FULL
 
     async def send(self, events: bytes) -> None:
         """Hand events to the socket in one write, without waiting for the client to read them."""

@@ -71,6 +71,15 @@ class Engine:
 
     def run(self) -> None:
         """Until `stop`. Whatever still runs then is cancelled, so that no client waits for a thread that is gone."""
+        try:
+            why = self._loop()
+        except BaseException as error:
+            log.exception("the engine thread cannot go on")
+            why = f"cleaning up after a fault failed as well: {error!r}"
+        self._die(why)
+
+    def _loop(self) -> str:
+        """Step after step; why it ended."""
         faults = 0
         while not self._stopping:
             try:
@@ -84,10 +93,9 @@ class Engine:
                     self._open = None
                 self._fault(list(self.sequences.values()), f"the engine failed at a step border: {error!r}")
                 if faults >= _FAULTS_IN_A_ROW:
-                    self._die(f"{faults} faults in a row at the step border, the last one: {error!r}")
-                    return
+                    return f"{faults} faults in a row at the step border, the last one: {error!r}"
         self.end(list(self.sequences.values()), FinishReason.CANCELLED, "the engine is stopping")
-        self._die("it was stopped")
+        return "it was stopped"
 
     def stop(self) -> None:
         """From any thread: end after the step under way."""
@@ -120,13 +128,15 @@ class Engine:
             self.counters.work_since = time.monotonic()
         seq = sequence_of(self._number, request)
         self._number += 1
-        self.sequences[request.id] = seq
         try:
             self.scheduler.add(seq)
         except CannotFit as error:
-            self._close(seq, Finish(reason=FinishReason.FAULT, detail=str(error)), time.monotonic())
+            finish = Finish(reason=FinishReason.FAULT, detail=str(error))
+            self._outputs.append(Output(request_id=seq.id, finish=finish))
+            self.accounts.ended(seq, finish.reason, time.monotonic())
             self._flush()
             return
+        self.sequences[request.id] = seq
         if cancelled is not None:
             self.end([seq], cancelled.reason, cancelled.detail)
 

@@ -39,8 +39,8 @@ def inverse_frequencies(rope: Rope) -> Tensor:
 def attention_factor(rope: Rope) -> float:
     """What YaRN multiplies the turned parts by: the factor of `mscale` over that of `mscale_all_dim`.
 
-    An `mscale_all_dim` of 0 has the factor 1. Implementations read a lone `mscale` differently: engine/model/hf_config.py
-    says which is meant.
+    An `mscale_all_dim` of 0 has the factor 1. Implementations read a lone `mscale` differently; hf_config.py says which
+    meaning is served.
     """
     if rope.kind == "default":
         return 1.0

@@ -190,9 +190,12 @@ class Scheduler:
         """
         if step is not self._open:
             raise RuntimeError("this is not the step under way")
-        rows = sum(row.samples for row in step.rows)
-        if len(sampled) != rows or not all(sampled):
-            raise ValueError(f"{rows} rows sample and each gives tokens, but {len(sampled)} results came")
+        counts = [row.count for row in step.rows if row.samples]
+        given = [len(tokens) for tokens in sampled]
+        if len(given) != len(counts) or not all(
+            1 <= n <= most for n, most in zip(given, counts, strict=True)
+        ):
+            raise ValueError(f"rows of {counts} query tokens sample, but the results have {given} tokens")
         self._open = None
         size = self.pages.page_size
         results = iter(sampled)

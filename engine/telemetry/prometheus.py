@@ -154,6 +154,14 @@ class EngineCollector(Collector):
             pages.add_metric((*self._labels, state), count)
         yield pages
         yield self._counter("arc:steps", "Steps run.", c.steps)
+        seconds = CounterMetricFamily(
+            "arc:step_seconds",
+            "Time in steps, by part; the parts add up to the whole.",
+            labels=(*LABELS, "part"),
+        )
+        for part, value in c.step_seconds.copy().items():
+            seconds.add_metric((*self._labels, part), value)
+        yield seconds
         yield self._counter("arc:step_faults", "Steps that failed.", c.faults)
         yield self._counter(
             "arc:recomputed", "Tokens computed again after a preemption.", c.recomputed_tokens

@@ -21,8 +21,7 @@ class Group(NamedTuple):
     start: int  # rows of the plan's order
     end: int
     pages: Tensor  # [(end - start) * P] int64
-    length: int  # of the longest row
-    hidden: Tensor | None  # [end - start, 1, length] bool: past the row's own length; None when all are equal
+    hidden: Tensor | None  # [end - start, 1, P * page_size] bool: past the row's own length; None: nothing is
 
 
 class DecodePlan(NamedTuple):
@@ -52,13 +51,12 @@ class TorchMlaDecode:
         groups: list[Group] = []
         for start, end in ranges:
             own = descending[start:end]
-            longest = max(own)
-            pages = tables[start:end, : -(-longest // page_size)].flatten()
+            most = -(-max(own) // page_size)
             hidden = None
-            if min(own) < longest:
+            if min(own) < most * page_size:
                 lengths_of = torch.tensor(own, device=tables.device).view(-1, 1, 1)
-                hidden = torch.arange(longest, device=tables.device) >= lengths_of
-            groups.append(Group(start, end, pages, longest, hidden))
+                hidden = torch.arange(most * page_size, device=tables.device) >= lengths_of
+            groups.append(Group(start, end, tables[start:end, :most].flatten(), hidden))
         return DecodePlan(page_size, order, back, groups)
 
     def __call__(self, q: Tensor, cache: Tensor, plan: DecodePlan, *, scale: float, rank: int) -> Tensor:
@@ -68,12 +66,13 @@ class TorchMlaDecode:
             q = q.index_select(0, plan.order)
         unused = q.new_empty(())  # baddbmm's summand, which beta = 0 leaves out: this way the scale is free
         outs: list[Tensor] = []
-        for start, end, pages, length, hidden in plan.groups:
-            kv = paged.index_select(0, pages).view(end - start, -1, width)[:, :length]
+        for start, end, pages, hidden in plan.groups:
+            # Whole pages and the whole width, part of it in vain: a slice of a batch would be copied first, transposed
+            # and element by element, which takes several times as long as the product.
+            kv = paged.index_select(0, pages).view(end - start, -1, width)
             scores = torch.baddbmm(unused, q[start:end], kv.transpose(1, 2), beta=0, alpha=scale)
             if hidden is not None:
                 scores.masked_fill_(hidden, -math.inf)
-            # The whole width and not the latent part alone: oneDNN takes whole rows without a copy.
             outs.append(torch.bmm(scores.softmax(-1), kv))
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
         if plan.back is not None:

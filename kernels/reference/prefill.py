@@ -14,9 +14,7 @@ from ..operations import Expand
 from .groups import cut
 
 _LEAST_BLOCK = 16
-_BLOCK = (
-    256  # query tokens a block: products large enough to run at full rate, little above the diagonal in vain
-)
+_BLOCK = 128  # query tokens a block: enough for products at full rate, and little above the diagonal in vain
 _MOST_SCORES = 1 << 24  # values of one block's scores, which bounds the block on long contexts
 # In products of one query with one key: what expanding a latent costs (rank * (nope + v) / (nope + rope + v) is 384 to
 # 410 for the published shapes), and what one more group costs.
@@ -110,9 +108,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, scale: floa
     out = query.new_empty(*query.shape[:2], value.shape[-1])
     unused = query.new_empty(())  # baddbmm's summand, which beta = 0 leaves out: this way the scale is free
     for start, end, keys, seen, hidden in group.blocks:
-        scores = torch.baddbmm(
-            unused, query[:, start:end], key[:, :keys].transpose(1, 2), beta=0, alpha=scale
-        )
+        # Copied here, row by row: oneDNN would copy the transposed slice of a batch element by element.
+        seen_keys = key[:, :keys].contiguous().transpose(1, 2)
+        scores = torch.baddbmm(unused, query[:, start:end], seen_keys, beta=0, alpha=scale)
         scores.unflatten(0, (-1, group.rows))[..., seen:].masked_fill_(hidden, -math.inf)
         out[:, start:end] = torch.bmm(scores.softmax(-1), value[:, :keys])
     return out

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import transformers
-
 from arc.engine.model.batch import ForwardBatch
 from arc.engine.model.cache import LatentCache
 from arc.engine.model.config import ModelConfig, Rope, Routing
@@ -87,10 +86,10 @@ class Case:
         scale = (self.nope + self.rope) ** -0.5
         rope = Rope(10000.0, self.rope, self.interleaved or self.version == 2)
         if self.yarn:
-            mscale, all_dim = self.yarn.get("mscale"), self.yarn.get("mscale_all_dim")
+            mscale, all_dim = self.yarn.get("mscale", 0.0), self.yarn.get("mscale_all_dim", 0.0)
             if all_dim:
                 scale *= (0.1 * all_dim * math.log(self.yarn["factor"]) + 1) ** 2
-            both = bool(mscale and all_dim)
+            both = bool(mscale and all_dim)  # as transformers reads them
             rope = Rope(
                 10000.0,
                 self.rope,
@@ -145,38 +144,38 @@ class Case:
     def oracle(self) -> transformers.PreTrainedModel:
         """transformers' model with every parameter and buffer random, norms and gate biases included."""
         torch.manual_seed(len(self.name) + 100 * self.version)
-        shape: dict[str, Any] = dict(
-            vocab_size=self.vocab,
-            hidden_size=self.hidden,
-            intermediate_size=40,
-            moe_intermediate_size=20,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.heads,
-            n_shared_experts=self.shared,
-            n_routed_experts=self.experts,
-            num_experts_per_tok=self.top_k,
-            routed_scaling_factor=self.scale,
-            kv_lora_rank=self.kv_lora_rank,
-            q_lora_rank=self.q_lora_rank,
-            qk_rope_head_dim=self.rope,
-            qk_nope_head_dim=self.nope,
-            v_head_dim=self.v,
-            n_group=self.groups,
-            topk_group=self.top_groups,
-            first_k_dense_replace=self.first_dense,
-            max_position_embeddings=self.max_position,
-            rms_norm_eps=self.eps,
-            tie_word_embeddings=self.tied,
-            attention_bias=self.bias,
-            rope_parameters={
+        shape: dict[str, Any] = {
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": 40,
+            "moe_intermediate_size": 20,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "n_shared_experts": self.shared,
+            "n_routed_experts": self.experts,
+            "num_experts_per_tok": self.top_k,
+            "routed_scaling_factor": self.scale,
+            "kv_lora_rank": self.kv_lora_rank,
+            "q_lora_rank": self.q_lora_rank,
+            "qk_rope_head_dim": self.rope,
+            "qk_nope_head_dim": self.nope,
+            "v_head_dim": self.v,
+            "n_group": self.groups,
+            "topk_group": self.top_groups,
+            "first_k_dense_replace": self.first_dense,
+            "max_position_embeddings": self.max_position,
+            "rms_norm_eps": self.eps,
+            "tie_word_embeddings": self.tied,
+            "attention_bias": self.bias,
+            "rope_parameters": {
                 "rope_theta": 10000.0,
                 "rope_type": "yarn" if self.yarn else "default",
                 **self.yarn,
             },
-            attn_implementation="eager",
-            experts_implementation="eager",
-        )
+            "attn_implementation": "eager",
+            "experts_implementation": "eager",
+        }
         if self.version == 2:
             method = "greedy" if self.greedy else "group_limited_greedy"
             config = transformers.DeepseekV2Config(**shape, topk_method=method)
@@ -186,7 +185,7 @@ class Case:
                 **shape,
                 rope_interleave=self.interleaved,
                 norm_topk_prob=self.normalise,
-                num_nextn_predict_layers=0,
+                num_mtp_layers=0,
             )
             model = transformers.DeepseekV3ForCausalLM(config)
         if self.moe_layers is not None:  # transformers knows no moe_layer_freq: exchange the MLPs
@@ -315,7 +314,7 @@ def expected(oracle: transformers.PreTrainedModel, tokens: list[int]) -> torch.T
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, bound: float = 1e-4) -> None:
-    """Within `bound` of the largest logit of each token: the relative error that parity is judged by."""
+    """Within `bound` of each token's largest logit: the relative error that parity is judged by."""
     assert got.shape == want.shape
     error = ((got - want).abs().amax(-1) / want.abs().amax(-1)).max().item()
     assert error < bound, f"relative error {error:.2e}"
@@ -328,8 +327,8 @@ def tokens_of(case: Case, length: int, seed: int = 0) -> list[int]:
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 32, "beta_slow": 1}
 
-# Every value of every variant at least once, and the pairs that share code: query latent with biases and layouts, groups
-# with gates, shared experts with both forms of the experts, YaRN's scales with both versions.
+# Every value of every variant at least once, and the pairs that share code: query latent with biases and layouts,
+# groups with gates, shared experts with both forms of the experts, YaRN's scales with both versions.
 CASES = [
     Case("plain", 3),
     Case("no query latent", 3, q_lora_rank=None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -11,14 +12,13 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from openai import AsyncOpenAI
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-from tokenizers import Tokenizer as InnerTokenizer
-
 from arc.engine.api.app import create_app, create_runner
 from arc.engine.model.generation import GenerationDefaults
 from arc.engine.text.chat import ChatTemplate
-from arc.engine.text.tokenizer import Tokenizer
+from arc.engine.text.tokenizer import BYTE_OF_CHAR, Tokenizer
+from openai import AsyncOpenAI
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as InnerTokenizer
 
 from .scripted import ScriptedEngine
 
@@ -32,25 +32,13 @@ TEMPLATE = (
 
 def make_tokenizer(folder: Path) -> Tokenizer:
     """Byte-level, one token a byte in byte order, then <bos> and <eos>: token ids are readable in a test."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda letter: byte_of(letter))
-    inner = InnerTokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    inner = InnerTokenizer(models.BPE(vocab=BYTE_OF_CHAR, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken("<bos>"), AddedToken("<eos>")])
     inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
     inner.save(str(folder / "tokenizer.json"))
     return Tokenizer(folder)
-
-
-def byte_of(letter: str) -> int:
-    decoded = {raw: i for i, raw in enumerate(_gpt2_letters())}
-    return decoded[letter]
-
-
-def _gpt2_letters() -> list[str]:
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
 BOS, EOS = 256, 257
@@ -98,7 +86,9 @@ def template() -> ChatTemplate:
 @pytest.fixture
 def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
     @asynccontextmanager
-    async def start(engine: ScriptedEngine | None = None, **options: Any) -> AsyncIterator[Served]:
+    async def start(
+        engine: ScriptedEngine | None = None, *, small_buffers: bool = False, **options: Any
+    ) -> AsyncIterator[Served]:
         engine = engine or ScriptedEngine()
         app = create_app(
             engine,
@@ -115,8 +105,10 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         )
         runner = create_runner(app)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        if small_buffers:  # so that a client which does not read is felt after kilobytes and not megabytes
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        await web.SockSite(runner, listener).start()
         host, port = runner.addresses[0][:2]
         engine.start()
         key = options.get("api_key") or "none"

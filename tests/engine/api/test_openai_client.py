@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-
 from arc.engine.core.interface import Draining, TooManyWaiting
 from arc.engine.sequence import FinishReason
 
@@ -22,8 +21,16 @@ async def test_completion(serve: Serve):
     assert answer.choices[0].text == "abca"  # six tokens, of which two are <bos> and not shown
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (4, 6, 10)
-    assert (answer.object, answer.model, answer.system_fingerprint) == ("text_completion", "austen", "abc1234")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+        4,
+        6,
+        10,
+    )
+    assert (answer.object, answer.model, answer.system_fingerprint) == (
+        "text_completion",
+        "austen",
+        "abc1234",
+    )
     assert answer.id.startswith("cmpl-")
 
 
@@ -86,7 +93,9 @@ async def test_cached_tokens_are_those_of_the_first_choice_of_each_prompt(serve:
 
 async def test_echo_puts_the_prompt_first(serve: Serve):
     async with serve() as api:
-        texts = await api.openai.completions.create(model="austen", prompt=["ab", "c"], echo=True, max_tokens=2)
+        texts = await api.openai.completions.create(
+            model="austen", prompt=["ab", "c"], echo=True, max_tokens=2
+        )
         ids = await api.openai.completions.create(model="austen", prompt=[BOS, 120], echo=True, max_tokens=2)
         stream = await api.openai.completions.create(
             model="austen", prompt="ab", echo=True, max_tokens=3, stream=True
@@ -104,7 +113,10 @@ async def test_chat(serve: Serve):
             model="austen",
             messages=[
                 {"role": "developer", "content": "be kind"},
-                {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "you"}]},
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "you"}],
+                },
                 {"role": "assistant", "content": None},
                 {"role": "user", "content": "?", "name": "ann"},
             ],
@@ -247,7 +259,10 @@ async def test_an_impossible_token_has_a_finite_logprob(serve: Serve):
     def script(request):
         never = TokenLogprob(97, -math.inf, ((98, -0.5), (97, -math.inf)))
         yield Output(
-            request_id=request.id, token_ids=(97,), logprobs=(never,), finish=Finish(reason=FinishReason.LENGTH)
+            request_id=request.id,
+            token_ids=(97,),
+            logprobs=(never,),
+            finish=Finish(reason=FinishReason.LENGTH),
         )
 
     async with serve(ScriptedEngine(script)) as api:
@@ -270,7 +285,9 @@ async def test_tokens_as_ids(serve: Serve):
 async def test_stop_string_across_tokens_cancels_in_the_engine(serve: Serve):
     engine = ScriptedEngine(saying(*ids_of("one. two. three."), EOS))
     async with serve(engine) as api:
-        answer = await api.openai.completions.create(model="austen", prompt="x", stop=["two.", "!"], max_tokens=99)
+        answer = await api.openai.completions.create(
+            model="austen", prompt="x", stop=["two.", "!"], max_tokens=99
+        )
         kept = await api.openai.completions.create(
             model="austen", prompt="x", stop="two.", extra_body={"include_stop_str_in_output": True}
         )
@@ -352,7 +369,9 @@ async def test_models(serve: Serve):
         assert listed == card
         assert (card.id, card.object, card.created) == ("org/small", "model", 1_700_000_000)
         assert card.model_extra == {"max_model_len": 512}
-        with pytest.raises(openai.NotFoundError, match="there is no model 'org/large'; served is 'org/small'"):
+        with pytest.raises(
+            openai.NotFoundError, match="there is no model 'org/large'; served is 'org/small'"
+        ):
             await api.openai.models.retrieve("org/large")
 
 
@@ -450,5 +469,7 @@ async def test_api_key(serve: Serve):
         with pytest.raises(openai.AuthenticationError) as caught:
             await api.openai.with_options(api_key="other").models.list()
         assert caught.value.code == "invalid_api_key"
-        async with api.http.get(f"{api.url}/v1/models", headers={"Authorization": "Bearer sësame"}) as response:
+        async with api.http.get(
+            f"{api.url}/v1/models", headers={"Authorization": "Bearer sësame"}
+        ) as response:
             assert response.status == 200
