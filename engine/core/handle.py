@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from ..config import Settings
 from ..sequence import FinishReason, Output, Request
 from ..telemetry.records import Counters
-from .inbox import Cancellation, Closed, Inbox
-from .interface import Draining, EngineInfo, Health, TooManyWaiting
+from .inbox import Cancellation, Inbox
+from .interface import Closed, Draining, EngineInfo, Health, TooManyWaiting
 
 
 class OutputStream(AsyncIterator[Output]):

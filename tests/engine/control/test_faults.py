@@ -1,4 +1,4 @@
-"""What goes wrong in operation. After each: the engine serves, no request is lost, the flags are what was last accepted."""
+"""What goes wrong in operation. After each the engine serves, no request is lost, and the flags are as last accepted."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def noise(running: Running, data: bytes) -> None:
             answer = console.recv(4096)
         except (BrokenPipeError, ConnectionResetError):
             return
-        assert answer == b"" or answer.startswith(b"HTTP/1.") and b" 4" in answer.splitlines()[0], answer[
+        assert answer == b"" or (answer.startswith(b"HTTP/1.") and b" 4" in answer.splitlines()[0]), answer[
             :100
         ]
 
