@@ -38,7 +38,9 @@ class Server:
             text = page.read().decode()
         return {
             part: float(value)
-            for part, value in re.findall(r'^arc:step_seconds_total\{[^}]*part="(\w+)"[^}]*\} (\S+)$', text, re.M)
+            for part, value in re.findall(
+                r'^arc:step_seconds_total\{[^}]*part="(\w+)"[^}]*\} (\S+)$', text, re.M
+            )
         }
 
 
