@@ -70,7 +70,9 @@ class Handlers:
         self._recorder = recorder
         self._schema = msgspec.json.encode(openapi(port.info.version))
         self._snapshots: dict[tuple[float, bool], tuple[float, bytes]] = {}
-        self._commanded = -math.inf  # when the last command was answered: what was published before is out of date
+        self._commanded = (
+            -math.inf
+        )  # when the last command was answered: what was published before is out of date
 
     # -- reads ----------------------------------------------------------------------------------------------------
 

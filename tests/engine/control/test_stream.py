@@ -60,7 +60,9 @@ def test_last_event_id_resumes_and_tells_the_gap(running: Running) -> None:
     assert [number for _, number, _ in islice(stream, 10)] == list(range(31, 41))
 
 
-def test_a_far_behind_reader_gets_everything_in_pieces(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_far_behind_reader_gets_everything_in_pieces(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream_module, "_MOST_EVENTS", 7)
     for number in range(100):
         running.engine.events.add("mark", str(number))
@@ -134,7 +136,11 @@ def test_a_deaf_console_costs_no_backlog(running: Running) -> None:
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         received += console.recv(1 << 20)
-    shots = [json.loads(line[6:]) for line in received.split(b"\n") if line.startswith(b"data: ") and line.endswith(b"}")]
+    shots = [
+        json.loads(line[6:])
+        for line in received.split(b"\n")
+        if line.startswith(b"data: ") and line.endswith(b"}")
+    ]
     steps = [shot["step"] for shot in shots]
     assert steps == sorted(steps)
     assert steps[-1] > newest, "after the pause comes the newest, not the next"
