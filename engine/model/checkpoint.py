@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .config import ModelConfig
 
-CHUNK_BYTES = 4 << 20  # what is read at once where a conversion or a copy to the device needs a buffer
+CHUNK_BYTES = 1 << 20  # what is read at once where a conversion or a copy to the device needs a buffer
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
@@ -33,7 +33,7 @@ class Checkpoint:
     """A WeightSource over the safetensors files of one folder, single or sharded, experts fused or apart.
 
     Memory: a tensor's bytes go straight into the returned tensor when it is on the CPU in the stored dtype,
-    and through one buffer of CHUNK_BYTES otherwise; nothing else is held, and no file stays open between two
+    and through one small buffer otherwise; nothing else is held, and no file stays open between two
     calls.
     """
 
@@ -63,6 +63,8 @@ class Checkpoint:
         self._total_bytes = sum(self._unread.values())
         self._read_bytes = 0
         self._asked: set[str] = set()
+        # kept: a buffer of its own for each tensor would leave a hole in the heap between every two weights
+        self._buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
 
     def _unneeded(self, name: str) -> bool:
         """Whether the model may leave it aside: prediction layers, buffers that are computed, a tied head."""
@@ -157,9 +159,11 @@ class Checkpoint:
         A chunk is valid until the next one is asked for.
         """
         row_bytes = math.prod(stored.shape[1:]) * DTYPES[stored.dtype].itemsize
-        rows = max(1, chunk_bytes // max(1, row_bytes))
-        buffer = torch.empty((min(rows, count), *stored.shape[1:]), dtype=DTYPES[stored.dtype])
-        for first in range(0, count, rows):
+        rows = min(max(1, chunk_bytes // max(1, row_bytes)), count)
+        if self._buffer.nbytes < rows * row_bytes:
+            self._buffer = torch.empty(rows * row_bytes, dtype=torch.uint8)
+        buffer = self._buffer[: rows * row_bytes].view(DTYPES[stored.dtype]).view(rows, *stored.shape[1:])
+        for first in range(0, count, max(1, rows)):
             chunk = buffer[: min(rows, count - first)]
             read_rows(stored, start + first, start + first + len(chunk), chunk)
             yield chunk, first
