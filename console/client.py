@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import struct
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from .exits import Exit, Failure
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_CONNECT_TIMEOUT = 5.0
+_CONNECT_TIMEOUT = struct.pack("@ll", 5, 0)  # struct timeval: seconds, microseconds
 _ANSWER_TIMEOUT = 90.0  # a change waits for the end of a step, up to a minute
 
 
@@ -57,15 +58,28 @@ class StreamEvent:
     data: bytes
 
 
+def connected(path: Path) -> socket.socket:
+    """A connected socket, blocking. BlockingIOError when the queue of connections stays full.
+
+    The limit is the kernel's send timeout: with a timeout of Python's own a full queue would be an error at once.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEOUT)
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("arc", timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_CONNECT_TIMEOUT)
-        self.sock.connect(str(self._path))
+        self.sock = connected(self._path)
         self.sock.settimeout(self.timeout)
 
 
@@ -121,6 +135,8 @@ class Client:
             yield
         except (FileNotFoundError, ConnectionRefusedError):
             raise NoEngine(f"no engine answers at {self.path}: start one with `arc serve`") from None
+        except BlockingIOError:
+            raise NoEngine(f"{self.path} takes no more connections: close a console and try again") from None
         except PermissionError:
             raise NoEngine(f"{self.path} is another user's: ask its owner for control.group") from None
         except TimeoutError:
@@ -185,13 +201,13 @@ def find(name: str | None) -> Path:
 
 def answers(path: Path) -> bool:
     """Whether something listens there: the socket of a killed engine stays behind and refuses."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_CONNECT_TIMEOUT)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
+    try:
+        connected(path).close()
+    except BlockingIOError:
+        return True  # its queue of connections is full: somebody is there
+    except OSError:
+        return False
+    return True
 
 
 def _there_are(found: list[Path]) -> str:

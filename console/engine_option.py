@@ -17,11 +17,16 @@ def _complete_engine(_context: click.Context, _parameter: click.Parameter, incom
     return [path.stem for path in paths.sockets() if path.stem.startswith(incomplete)]
 
 
+def complete_flag(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from ..engine.flags import FLAGS
+
+    return [name for name in FLAGS if name.startswith(incomplete)]
+
+
 engine_option: Callable[[Decorated], Decorated] = click.option(
     "--engine",
     "-e",
     metavar="NAME",
-    envvar="ARC_ENGINE",
     shell_complete=_complete_engine,
     help="Which engine; not needed while only one runs.",
 )

@@ -12,6 +12,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": (".commands.check:check", "Check this folder's configuration without starting."),
     "profiles": (".commands.profiles:profiles", "List profiles, or show one with each value's source."),
     "status": (".commands.status:status", "Show what the engine is doing now."),
+    "ps": (".commands.ps:ps", "List the engines on this machine."),
+    "flags": (".commands.flags:flags", "List flags: value, source, bounds, reach, meaning."),
+    "get": (".commands.flags:get", "Print one flag's value."),
+    "set": (".commands.change:set_", "Change flags while the engine runs."),
+    "unset": (".commands.change:unset", "Take runtime values away."),
+    "apply": (".commands.change:apply", "Apply a profile's live flags at once."),
+    "save": (".commands.save:save", "Write runtime values to arc.toml."),
+    "events": (".commands.events:events", "Show what happened, and with -f what happens."),
+    "sequences": (".commands.sequences:sequences", "List what runs and what waits, and why."),
+    "cancel": (".commands.sequences:cancel", "Cancel sequences by id."),
+    "pause": (".commands.change:pause", "Admit nothing; what runs goes on."),
+    "resume": (".commands.change:resume", "Admit again."),
+    "drain": (".commands.drain:drain", "Finish the work there is, then stop the engine."),
+    "mark": (".commands.mark:mark", "Put a named line into events and charts."),
+    "dump": (".commands.dump:dump", "Write everything known to a file, or read a flight recording."),
 }
 
 

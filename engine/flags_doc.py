@@ -26,7 +26,9 @@ def page() -> str:
         parts.extend(_entry(flag) for flag in flags)
     parts.append("\n## Environment names that are no flags\n\n")
     parts.extend(f"- `{name}`: {meaning}.\n" for name, meaning in ENVIRONMENT.items())
-    parts.append("\nAny other name that starts with `ARC_` is refused, so that a misspelt one is not overlooked.\n")
+    parts.append(
+        "\nAny other name that starts with `ARC_` is refused, so that a misspelt one is not overlooked.\n"
+    )
     return "".join(parts)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -68,6 +69,9 @@ def _run(settings: Settings) -> int:
     from .model.weights import WeightError
     from .service import Service
 
+    # Until the event loop takes them over, a signal ends the start at once: there is nothing to drain yet.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: sys.exit(0))
     service = Service(http, control, api_key)
     try:
         with loading_bar() as show:

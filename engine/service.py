@@ -13,6 +13,7 @@ from aiohttp import web
 
 from .api.app import create_app, create_runner
 from .control.commands import Actor, Cancel, Drain
+from .control.protocol import NA
 from .control.listening import Listening
 from .control.server import ControlServer
 from .core.assembly import Assembly
@@ -46,7 +47,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         assembly.handle.attach(self._loop)
         thread = assembly.start()
-        control = ControlServer(assembly.port, self._control, recorder=assembly.recorder)
+        control = ControlServer(assembly.port, self._control, recorder=NA("this build has no flight recorder"))
         control.start()
         runner = create_runner(self._app(assembly))
         await runner.setup()

@@ -23,7 +23,9 @@ def check(profile: str | None, overrides: tuple[str, ...]) -> None:
     try:
         settings = load(folder=Path.cwd(), profile=profile, environ=os.environ, overrides=overrides)
     except ConfigError as error:
-        raise Failure(f"{len(error.problems)} in the configuration\n{error}") from None
+        count = len(error.problems)
+        problems = f"{count} problem{'s' if count > 1 else ''} in the configuration"
+        raise Failure(f"{problems}\n{error}") from None
     click.echo(f"profile {settings.profile} (by {settings.profile_from.where})")
     for name in settings.differs():
         click.echo(f"  {name} = {show(settings[name])}  ({settings.origin(name).where})")

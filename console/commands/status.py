@@ -46,7 +46,8 @@ def _head(hello: p.Hello, snapshot: p.Snapshot) -> list[str]:
     size = f"{hello.parameters / 1e6:,.1f} M parameters"
     return [
         f"{hello.name}  {shown.plain(hello.model)}  {hello.model_type}  {size}  {hello.dtype} on {hello.device}",
-        f"{snapshot.state}  up {shown.seconds(snapshot.uptime)}  pid {hello.pid}  arc {hello.version} ({hello.revision})",
+        f"{snapshot.state}  up {shown.seconds(snapshot.uptime)}  pid {hello.pid}  "
+        f"arc {hello.version} ({hello.revision})",
     ]
 
 

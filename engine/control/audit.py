@@ -18,7 +18,7 @@ from .events import EventLog
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. uid, gid and pid are None for what the engine did by itself, such as the end of a time-limited change."""
+    """One line. uid, gid and pid are None for what the engine did by itself: the end of a time-limited change."""
 
     time: float
     uid: int | None

@@ -1,4 +1,4 @@
-"""Flag changes while the engine runs: atomic, versioned, inside what was reserved at start, and limited in time if asked.
+"""Flag changes while the engine runs: atomic, versioned, inside what was reserved at start, for a time if asked.
 
 Pure of threads, clocks and torch: the engine thread calls `apply` and `expire` at step borders and passes the time.
 
@@ -10,7 +10,7 @@ change names any more has the value of the layers below.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..config import Layer, Layered, Origin, Refused, Settings
@@ -151,20 +151,30 @@ class FlagChanges:
         Refused names every flag at fault, not only those of the first check that failed: the rest goes on to the next.
         """
         runtime, errors = _typed(command, origin)
-        if not errors:
-            return runtime, self._checked(runtime)
         try:
-            self._checked(runtime)
-        except Refused as more:
-            # A conflict may come of a value that was refused above: it is no reason of its own.
-            errors += [error for error in more.errors if error.reason is not FlagReason.CONFLICT]
-        raise Refused(errors)
+            return runtime, self._checked(runtime, errors)
+        except Refused as refused:
+            # A conflict may come of a value that is refused for itself: then it is no reason of its own.
+            own = [error for error in refused.errors if error.reason is not FlagReason.CONFLICT]
+            raise Refused(own or refused.errors) from None
 
-    def _checked(self, runtime: Mapping[str, Layered | None]) -> Settings:
-        """The settings with these runtime layers, if registry and envelope allow them."""
-        new = self.settings.with_layers(runtime)
-        if errors := self._envelope({name: new[name] for name in runtime}):
-            raise Refused(list(errors.values()))
+    def _checked(self, runtime: Mapping[str, Layered | None], errors: Sequence[FlagError] = ()) -> Settings:
+        """The settings with these runtime layers, if registry and envelope allow them. `errors`: found before."""
+        found = list(errors)
+        new = self.settings
+        try:
+            new = self.settings.with_layers(runtime)
+        except Refused as refused:
+            found += refused.errors
+        faulty = {error.flag for error in found if error.reason is not FlagReason.CONFLICT}
+        values = {
+            name: _below(self.settings, name) if layered is None else layered.value
+            for name, layered in runtime.items()
+            if name not in faulty
+        }
+        found += self._envelope(values).values()
+        if found:
+            raise Refused(found)
         return new
 
     def _put_in_force(self, new: Settings) -> None:

@@ -32,7 +32,7 @@ class Endpoint:
 
 
 EVERYWHERE = (400, 403, 404, 405, 408, 413, 500, 503)
-_ON_ENGINE = (504,)  # no step border in time
+_ON_ENGINE = (504,)  # no step border in time; 503 also when the engine thread has ended
 _FLAGS = (409, 422, *_ON_ENGINE)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -55,7 +55,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "DELETE", "/v1/flags/{name}", "delete_flag", "Back to the layer below", p.Applied, p.DeleteQuery, errors=_FLAGS
     ),
     Endpoint(
-        "POST", "/v1/actions/pause", "pause", "Admit nothing; what runs goes on", p.Applied, body=p.ReasonBody, errors=_FLAGS
+        "POST", "/v1/actions/pause", "pause", "Admit nothing; what runs goes on", p.Applied,
+        body=p.ReasonBody, errors=_FLAGS,
     ),
     Endpoint(
         "POST", "/v1/actions/resume", "resume", "Admit again", p.Applied, body=p.ReasonBody, errors=_FLAGS
@@ -121,7 +122,7 @@ def openapi(version: str) -> dict[str, Any]:
     types |= {endpoint.query for endpoint in ENDPOINTS} | {p.Problem, *_STREAMED.values()}
     ordered = sorted((each for each in types if each is not None), key=lambda each: each.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
-    reference = {each: schema for each, schema in zip(ordered, schemas, strict=True)}
+    reference = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         operation = _operation(endpoint, reference, components)
@@ -131,7 +132,7 @@ def openapi(version: str) -> dict[str, Any]:
         "info": {
             "title": "arc control socket",
             "version": version,
-            "description": f"Protocol {p.PROTOCOL}. HTTP/1.1 over a unix socket. docs/control.md says what each message is for.",
+            "description": f"Protocol {p.PROTOCOL}, HTTP/1.1 over a unix socket. docs/control.md explains it.",
         },
         "servers": [{"url": "http://arc"}],
         "paths": paths,

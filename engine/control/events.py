@@ -1,8 +1,8 @@
 """What happened, numbered: flag changes, refusals, cancels, preemptions, faults, marks.
 
 The log is a ring. A reader keeps the number of the last event it saw and asks for what came after; whatever the ring
-has lost by then is stated as a Gap, so that nothing is ever missing in silence. A slow reader costs no memory: it is one
-number.
+has lost by then is stated as a Gap, so that nothing is ever missing in silence. A slow reader costs no memory: it is
+one number.
 """
 
 from __future__ import annotations

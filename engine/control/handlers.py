@@ -1,8 +1,9 @@
-"""One method for each endpoint. Reads are answered from published state; changes are carried out by the engine thread."""
+"""One method for each endpoint. Reads show published state; changes are carried out by the engine thread."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from ..config import Refused
+from ..core.inbox import Closed
 from . import protocol as p
 from . import views
 from .audit import Audit, Entry
@@ -37,7 +39,7 @@ from .history import History
 FRESH_WAIT = (
     0.02  # seconds that a read waits for the engine to publish; then it shows the older state and its age
 )
-FRESH_ENOUGH = 0.05
+FRESH_ENOUGH = 0.02  # seconds: younger than that is as good as new
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
 _INSTRUMENTS = "this engine has no {} instrument yet"
@@ -68,6 +70,7 @@ class Handlers:
         self._recorder = recorder
         self._schema = msgspec.json.encode(openapi(port.info.version))
         self._snapshots: dict[tuple[float, bool], tuple[float, bytes]] = {}
+        self._commanded = -math.inf  # when the last command was answered: what was published before is out of date
 
     # -- reads ----------------------------------------------------------------------------------------------------
 
@@ -112,17 +115,17 @@ class Handlers:
         await self._fresh(wait)
         now = time.monotonic()
         made = self._snapshots.get(key)
-        if made is None or now - made[0] > FRESH_ENOUGH:
+        if made is None or made[0] < max(now - FRESH_ENOUGH, self._commanded):
             encoded = msgspec.json.encode(views.snapshot(self._port, self._history, window, with_sequences))
             self._snapshots = {k: v for k, v in self._snapshots.items() if now - v[0] <= FRESH_ENOUGH}
             made = self._snapshots[key] = (now, encoded)
         return made[1]
 
     async def _fresh(self, wait: float) -> Published:
-        """A state published from now on, if the engine comes to a step border within `wait`; else the newest there is."""
+        """A state published from now on, if a step border comes within `wait`; else the newest there is."""
         asked = time.monotonic()
         published = self._port.published()
-        if asked - published.taken <= FRESH_ENOUGH:
+        if published.taken >= max(asked - FRESH_ENOUGH, self._commanded):
             return published
         self._port.request_publish()
         while published.taken < asked and time.monotonic() - asked < wait:
@@ -172,7 +175,7 @@ class Handlers:
         try:
             applied: p.Applied = await self._on_engine(command)
         except Answer as answer:
-            self._note(command.actor, name, asked, answer.problem.error, answer.problem.message)
+            self._note(command.actor, name, asked, answer.problem.error, detail=answer.problem.message)
             raise
         if not applied.dry_run:
             difference = {flag: [change.old, change.new] for flag, change in applied.changes.items()}
@@ -229,7 +232,7 @@ class Handlers:
 
     async def reset(self, call: Call) -> p.CountersReset:
         self._history.reset()
-        self._snapshots = {}
+        self._commanded = time.monotonic()
         self._event(call, "reset", "the shown counters begin anew", call.body.reason)
         self._note(call.actor(call.body.reason), "reset", {}, "ok")
         return p.CountersReset(time.time())
@@ -265,7 +268,7 @@ class Handlers:
             done = await self._on_engine(command)
         except Answer as answer:
             self._event(call, "refused", f"{name}: {answer.problem.message}", command.actor.reason)
-            self._note(command.actor, name, asked, answer.problem.error, answer.problem.message)
+            self._note(command.actor, name, asked, answer.problem.error, detail=answer.problem.message)
             raise
         self._note(command.actor, name, asked, "ok")
         return done
@@ -294,6 +297,8 @@ class Handlers:
             return await waiter
         except Exception as error:
             _refuse(error)
+        finally:
+            self._commanded = time.monotonic()
 
     def _event(
         self, call: Call, kind: str, text: str, reason: str, *, step: int | None = None, **data: Any
@@ -308,6 +313,7 @@ class Handlers:
         command: str,
         difference: dict[str, Any],
         result: str,
+        *,
         detail: str = "",
         version: int | None = None,
     ) -> None:
@@ -350,6 +356,9 @@ def _refuse(error: Exception) -> NoReturn:
         ) from None
     if isinstance(error, Unsupported):
         raise problem(501, "unsupported", str(error)) from None
+    if isinstance(error, Closed):
+        hint = "`arc events` and the log say why; start it again with `arc serve`"
+        raise problem(503, "stopped", str(error), hint) from None
     raise error
 
 

@@ -59,6 +59,7 @@ class Listening:
         folder = paths.private_folder(paths.runtime_folder())
         self.path = paths.socket_path(folder, name)
         self._lock = _locked(folder / f"{name}.lock", name)
+        self._closed = False
         self.watch_path: Path | None = None
         self.watch_socket: socket.socket | None = None
         try:
@@ -70,7 +71,10 @@ class Listening:
             raise
 
     def close(self) -> None:
-        """Take the sockets away and release the name. The lock file stays: removing it would let two owners lock two."""
+        """Take the sockets away and release the name. The lock file stays: without it two owners could lock two."""
+        if self._closed:
+            return
+        self._closed = True
         for path, bound in ((self.path, self.socket), (self.watch_path, self.watch_socket)):
             if bound is not None and path is not None:
                 path.unlink(missing_ok=True)
@@ -95,7 +99,7 @@ def _locked(path: Path, name: str) -> int:
 
 
 def _bound(path: Path, umask: int) -> socket.socket:
-    """A listening socket at `path`, born with mode 0777 & ~umask. The caller holds the lock: what lies there is dead."""
+    """A listening socket at `path`, born with mode 0777 & ~umask. The caller has the lock: what lies there is dead."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise paths.PathError(f"{path} is no socket: remove it")

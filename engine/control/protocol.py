@@ -409,7 +409,7 @@ class ReasonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class DrainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/actions/drain: take no new work, let what runs end, then stop. What is left at the deadline is cancelled."""
+    """POST /v1/actions/drain: take no new work, let the rest end, then stop. The deadline cancels what is left."""
 
     deadline: Seconds | None = None  # seconds from now; None: as long as it takes
     reason: Line = ""

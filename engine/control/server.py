@@ -46,6 +46,7 @@ class ControlServer:
         self._stopping = asyncio.Event()
         self._ready = threading.Event()
         self._failure: BaseException | None = None
+        self._http: ControlHttp | None = None
         self._thread = threading.Thread(target=self._run, name="arc-control", daemon=True)
 
     def start(self) -> None:
@@ -62,6 +63,10 @@ class ControlServer:
             self._thread.join()
         self._audit.close()
         self._listening.close()
+
+    @property
+    def open_connections(self) -> int:
+        return 0 if self._http is None else len(self._http.connections)
 
     def _end(self, reason: str) -> None:
         self._streams.end(reason)
@@ -80,7 +85,7 @@ class ControlServer:
 
     async def _serve(self) -> None:
         watch_path = self._listening.watch_path
-        server = ControlHttp(self._answer, None if watch_path is None else str(watch_path))
+        server = self._http = ControlHttp(self._answer, None if watch_path is None else str(watch_path))
         runner = web.ServerRunner(server, shutdown_timeout=_STOP_WAIT)
         await runner.setup()
         for bound in (self._listening.socket, self._listening.watch_socket):

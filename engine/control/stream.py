@@ -48,11 +48,11 @@ class Streams:
         )
         await response.prepare(request)
         period = 1 / query.hz if query.hz else math.inf
-        due = 0.0  # the first snapshot at once
+        due = 0.0 if query.hz else math.inf  # the first snapshot at once
         sent = time.monotonic()
         while self._ending is None:
             now = time.monotonic()
-            cursor, chunks = self._events(cursor)
+            cursor, chunks, more = self._events(cursor)
             if now >= due:
                 wait = min(period / 2, 0.2)
                 chunks.append(
@@ -67,25 +67,26 @@ class Streams:
                 # Returns once the transport has room again: meanwhile newer snapshots replace the unsent ones.
                 await response.write(b"".join(chunks))
                 sent = now
-            await asyncio.sleep(max(0.0, min(due - time.monotonic(), TICK)))
+            await asyncio.sleep(0 if more else max(0.0, min(due - time.monotonic(), TICK)))
         await response.write(_message("bye", msgspec.json.encode(p.Bye(self._ending))))
         return response
 
-    def _events(self, cursor: int) -> tuple[int, list[bytes]]:
-        """The new cursor, and the messages for what came after the old one."""
+    def _events(self, cursor: int) -> tuple[int, list[bytes], bool]:
+        """The new cursor, the messages for what came after the old one, and whether there are more already."""
         if self._port.events.last == cursor:
-            return cursor, []
+            return cursor, [], False
         gap, events = self._port.events.since(cursor, _MOST_EVENTS)
         chunks: list[bytes] = []
         if gap is not None:
             chunks.append(_message("gap", msgspec.json.encode(gap), gap.last))
         chunks += [_message("event", msgspec.json.encode(event), event.number) for event in events]
-        return events[-1].number if events else self._port.events.last, chunks
+        last = events[-1].number if events else self._port.events.last
+        return last, chunks, len(events) == _MOST_EVENTS
 
 
 def _next_due(now: float, period: float) -> float:
-    """The next multiple of the period: consoles of one rate tick together and share their snapshots."""
-    return math.inf if math.isinf(period) else (math.floor(now / period) + 1) * period
+    """A multiple of the period, about one from now: consoles of one rate tick together and share their snapshots."""
+    return math.inf if math.isinf(period) else (math.floor(now / period + 0.5) + 1) * period
 
 
 def _message(event: str, data: bytes, number: int | None = None) -> bytes:

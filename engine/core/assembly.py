@@ -20,7 +20,7 @@ from ..control.protocol import MemoryPart
 from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.deepseek import DeepseekModel
-from ..model.generation import GenerationDefaults
+from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
 from ..sampling.sampler import Sampler
 from ..scheduler.pages import PageManager
@@ -108,7 +108,7 @@ def assemble(
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels)
     source.finish()
-    text = Text(Tokenizer.load(folder), ChatTemplate.load(folder), GenerationDefaults.load(folder))
+    text = Text(Tokenizer.load(folder), ChatTemplate.load(folder), read_generation_defaults(folder))
     page_size = settings.get_int("cache.page_size")
     sized = capacity.plan(
         free=capacity.free_memory(device),
@@ -121,7 +121,8 @@ def assemble(
         model_limit=config.max_position,
     )
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
-    cache = LatentCache(config.layers, sized.pages + 1, page_size, config.latent_width, dtype, device)  # and the null page
+    pages = sized.pages + 1  # and the null page
+    cache = LatentCache(config.layers, pages, page_size, config.latent_width, dtype=dtype, device=device)
     name = settings.get_str("model.name")
     info = EngineInfo(
         name=settings.get_str("control.name"),
@@ -157,7 +158,7 @@ def assemble(
         deliver=handle.deliver,
         died=handle.died,
         observer=ring,
-        on_event=lambda kind, words: events.add(kind, words, step=engine.steps),
+        events=events,
     )
     port = EnginePort(
         engine=engine,

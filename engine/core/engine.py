@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from ..control.events import EventLog
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.types import CannotFit, Step
 from ..sequence import Finish, FinishReason, Output, Request, Sequence, Status, sequence_of
@@ -45,7 +46,7 @@ class Engine:
         deliver: Callable[[list[Output]], None],
         died: Callable[[str], None],
         observer: Observer,
-        on_event: Callable[[str, str], None],
+        events: EventLog,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -60,7 +61,7 @@ class Engine:
         self._deliver = deliver
         self._died = died
         self._observer = observer
-        self._on_event = on_event
+        self._events = events
         self._number = 0
         self._stopping = False
         self._outputs: list[Output] = []
@@ -70,6 +71,15 @@ class Engine:
 
     def run(self) -> None:
         """Until `stop`. Whatever still runs then is cancelled, so that no client waits for a thread that is gone."""
+        try:
+            why = self._loop()
+        except BaseException as error:
+            log.exception("the engine thread cannot go on")
+            why = f"cleaning up after a fault failed as well: {error!r}"
+        self._die(why)
+
+    def _loop(self) -> str:
+        """Step after step; why it ended."""
         faults = 0
         while not self._stopping:
             try:
@@ -83,10 +93,9 @@ class Engine:
                     self._open = None
                 self._fault(list(self.sequences.values()), f"the engine failed at a step border: {error!r}")
                 if faults >= _FAULTS_IN_A_ROW:
-                    self._die(f"{faults} faults in a row at the step border, the last one: {error!r}")
-                    return
+                    return f"{faults} faults in a row at the step border, the last one: {error!r}"
         self.end(list(self.sequences.values()), FinishReason.CANCELLED, "the engine is stopping")
-        self._die("it was stopped")
+        return "it was stopped"
 
     def stop(self) -> None:
         """From any thread: end after the step under way."""
@@ -119,13 +128,15 @@ class Engine:
             self.counters.work_since = time.monotonic()
         seq = sequence_of(self._number, request)
         self._number += 1
-        self.sequences[request.id] = seq
         try:
             self.scheduler.add(seq)
         except CannotFit as error:
-            self._close(seq, Finish(reason=FinishReason.FAULT, detail=str(error)), time.monotonic())
+            finish = Finish(reason=FinishReason.FAULT, detail=str(error))
+            self._outputs.append(Output(request_id=seq.id, finish=finish))
+            self.accounts.ended(seq, finish.reason, time.monotonic())
             self._flush()
             return
+        self.sequences[request.id] = seq
         if cancelled is not None:
             self.end([seq], cancelled.reason, cancelled.detail)
 
@@ -163,7 +174,8 @@ class Engine:
         for seq in step.preempted:
             self.runner.release_pages(seq)
         if step.preempted:
-            self._on_event("preempted", f"{len(step.preempted)} sequences gave up their pages")
+            ids = [seq.id for seq in step.preempted]
+            self._events.add("preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids)
         self.accounts.formed(step, began)
 
     def _conclude(self, step: Step, result: StepResult) -> int:
@@ -247,7 +259,8 @@ class Engine:
     def _fault(self, sequences: list[Sequence], why: str) -> None:
         """End sequences whose KV cannot be trusted: nothing of it may stay in the prefix cache or reach a neighbour."""
         self.counters.faults += 1
-        self._on_event("fault", f"{len(sequences)} sequences ended: {why}")
+        ids = [seq.id for seq in sequences]
+        self._events.add("fault", f"{len(ids)} sequences ended: {why}", step=self.steps, ids=ids)
         now = time.monotonic()
         for seq in sequences:
             self.runner.scrub(self.scheduler.discard(seq))

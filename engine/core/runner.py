@@ -46,6 +46,7 @@ class Runner:
         self._device = model.device
         self._tables = BlockTables(null_page=pages)
 
+    @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
         """Run a step. Raises whatever the device raises: the caller then fails the step's sequences."""
         began = time.perf_counter()

@@ -3,133 +3,136 @@
 A row takes one of four ways, by its own parameters alone, so that it gets the same token in any batch:
 
 - greedy (temperature 0): the first maximum;
-- whole: no top_k, no top_p: inverse CDF over the vocabulary in id order, min_p as a mask;
-- top_k: inverse CDF over the best candidates in descending order, as many as the largest top_k of the batch;
-- nucleus: top_p without a top_k: the same over a prefix, and over the whole sorted row if the prefix holds too little.
+- whole (no filter): inverse CDF over the vocabulary in id order;
+- top_k: inverse CDF over the best candidates in descending order, as many as the largest top_k of the group;
+- nucleus (top_p or min_p without a small top_k): the same over a prefix, widened for the rows that need more.
 
-Sums that decide run in float64 and in a fixed sequence, so a longer candidate list does not change a shorter one's.
+Filters, each on what the one before left: temperature, min_p, top_k, top_p. Sums that decide run in float64 and in a
+fixed sequence, so that a longer list of candidates does not change a shorter one's.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .select import blocks, first_max, index_of, top_values
+from .select import blocks, first_max, index_of, rows_at_once, top_values
 
-TOP_K_BOUND = 1024  # a larger top_k goes the nucleus way: partial selection no longer pays
-PREFIX = 256  # candidates that a nucleus row tries before its whole row is sorted
+TOP_K_BOUND = 1024  # a larger top_k goes the nucleus way
+PREFIX = 256  # candidates that a nucleus row tries first
+WIDEN = 16  # by how much more it tries if they hold too little
+GREEDY_BELOW = (
+    1e-5  # a temperature below it is greedy, as in vLLM: logits 1e-4 apart are e^10 apart in weight there
+)
+
+
+class Way(enum.Enum):
+    GREEDY = enum.auto()
+    WHOLE = enum.auto()
+    TOP_K = enum.auto()
+    NUCLEUS = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rows of one way and their parameters, [R] each. `rows` is None when it is every row of the batch."""
+    """R rows of a batch that go one way, and their parameters, [R] each, on the logits' device."""
 
-    rows: Tensor | None
+    way: Way
+    rows: slice | Tensor  # which rows of the batch
     temperature: Tensor  # float32
-    top_k: Tensor  # int64, V when there is none
+    top_k: Tensor  # int64, the vocabulary's size when there is none
     top_p: Tensor  # float64
-    min_p: Tensor  # float32
+    min_p: Tensor  # float32, at least the smallest normal number: what weighs less weighs nothing
+    unlimited: Tensor  # bool: neither top_k nor min_p
     widest: int  # the largest top_k
-    masked: bool  # some min_p is above 0
-    vocab_size: int
 
-    def take(self, rows: Tensor) -> Group:
+    def take(self, members: Tensor) -> Group:
         return replace(
             self,
-            rows=None,
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
+            rows=members,
+            temperature=self.temperature[members],
+            top_k=self.top_k[members],
+            top_p=self.top_p[members],
+            min_p=self.min_p[members],
+            unlimited=self.unlimited[members],
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """A batch's rows by way; None where a way has no rows."""
-
-    greedy: Group | None
-    whole: Group | None
-    top_k: Group | None
-    nucleus: Group | None
-
-    @property
-    def random(self) -> bool:
-        return self.whole is not None or self.top_k is not None or self.nucleus is not None
-
-
-def ways(
+def groups_of(
+    *,
     temperature: Sequence[float],
     top_k: Sequence[int],
     top_p: Sequence[float],
     min_p: Sequence[float],
     vocab_size: int,
     device: torch.device,
-) -> Ways:
-    """Sort rows by way. top_k 0, or past the vocabulary, is none; top_p 1 is none; temperature 0 is greedy."""
+) -> tuple[Group, ...]:
+    """Lay out a batch for `draw`. top_k 0, or past the vocabulary, is none; top_p 1 and min_p 0 are none."""
     limits = [k if 0 < k < vocab_size else vocab_size for k in top_k]
-    members: dict[str, list[int]] = {"greedy": [], "whole": [], "top_k": [], "nucleus": []}
-    for row, (heat, limit, mass) in enumerate(zip(temperature, limits, top_p, strict=True)):
-        if heat == 0:
-            way = "greedy"
-        elif limit == vocab_size and mass >= 1:
-            way = "whole"
+    members: dict[Way, list[int]] = {way: [] for way in Way}
+    for row, (heat, limit, mass, least) in enumerate(zip(temperature, limits, top_p, min_p, strict=True)):
+        if heat < GREEDY_BELOW:
+            way = Way.GREEDY
+        elif limit == vocab_size and mass >= 1 and least == 0:
+            way = Way.WHOLE
         else:
-            way = "top_k" if limit <= min(TOP_K_BOUND, vocab_size - 1) else "nucleus"
+            way = Way.TOP_K if limit <= min(TOP_K_BOUND, vocab_size - 1) else Way.NUCLEUS
         members[way].append(row)
 
-    def group(rows: list[int]) -> Group | None:
-        if not rows:
-            return None
-
+    def group(way: Way, rows: list[int]) -> Group:
         def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor([values[r] for r in rows], dtype=dtype).to(device)
 
+        run = rows[-1] - rows[0] + 1 == len(rows)
         return Group(
-            rows=None if len(rows) == len(limits) else torch.tensor(rows, device=device),
+            way=way,
+            rows=slice(rows[0], rows[-1] + 1) if run else torch.tensor(rows, device=device),
             temperature=column(temperature, torch.float32),
             top_k=column(limits, torch.int64),
             top_p=column(top_p, torch.float64),
-            min_p=column(min_p, torch.float32),
+            min_p=column(min_p, torch.float32).clamp(min=torch.finfo(torch.float32).tiny),
+            unlimited=column(
+                [limit == vocab_size and m == 0 for limit, m in zip(limits, min_p, strict=True)], torch.bool
+            ),
             widest=max(limits[r] for r in rows),
-            masked=any(min_p[r] > 0 for r in rows),
-            vocab_size=vocab_size,
         )
 
-    return Ways(**{way: group(rows) for way, rows in members.items()})
+    at_once = rows_at_once(len(limits), vocab_size, device)
+    return tuple(
+        group(way, rows[start : start + at_once])
+        for way, rows in members.items()
+        for start in range(0, len(rows), at_once)
+    )
 
 
-def draw(logits: Tensor, batch: Ways, uniform: Tensor) -> Tensor:
-    """Choose one token a row. logits [S, V] float32, finite or -inf with one finite a row; uniform [S] float64 in [0, 1).
+def draw(logits: Tensor, groups: Sequence[Group], uniform: Tensor) -> Tensor:
+    """Choose one token a row: logits [S, V] float32 and uniform [S] float64 in [0, 1) give [S] int64.
 
-    Returns [S] int64. Order of the filters, each on what the one before left: temperature, min_p, top_k, top_p.
+    Logits are finite, or -inf for a token that must not come; each row has a finite one.
     """
     chosen = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    for group, way in (
-        (batch.greedy, _greedy),
-        (batch.whole, _whole),
-        (batch.top_k, _top_k),
-        (batch.nucleus, _nucleus),
-    ):
-        if group is None:
-            continue
-        if group.rows is None:
-            return way(logits, group, uniform)
-        chosen[group.rows] = way(logits[group.rows], group, uniform[group.rows])
+    for group in groups:
+        mine = logits[group.rows]
+        match group.way:
+            case Way.GREEDY:
+                chosen[group.rows] = first_max(mine)
+            case Way.WHOLE:
+                chosen[group.rows] = _whole(mine, group, uniform[group.rows])
+            case Way.TOP_K:
+                chosen[group.rows] = _top_k(mine, group, uniform[group.rows])
+            case Way.NUCLEUS:
+                width = min(PREFIX, logits.shape[1])
+                chosen[group.rows] = _nucleus(mine, group, uniform[group.rows], width)
     return chosen
-
-
-def _greedy(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
-    return first_max(logits)
 
 
 def _whole(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
     """Two levels, so that only block sums and one block a row are summed up in float64."""
-    cells = blocks(_weights(logits, group))
+    cells = blocks(_scaled(logits, group).softmax(dim=-1))
     cumulative = cells.sum(dim=-1).double().cumsum(dim=-1)
     end = cumulative[:, -1]
     block = _inverse(cumulative, uniform * end, end)
@@ -140,59 +143,55 @@ def _whole(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
 
 def _top_k(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
     values = top_values(logits, group.widest)
-    rank, _ = _rank(values, group, uniform, None)
-    return _id_at(logits, values, rank)
+    cumulative, kept = _candidates(values, group)
+    return _id_at(logits, values, _rank(cumulative, kept, _total(cumulative, kept), group, uniform))
 
 
-def _nucleus(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
-    if logits.shape[1] <= PREFIX:
-        return _nucleus_of_all(logits, group, uniform)
-    values = top_values(logits, PREFIX)
-    mass = blocks(_weights(logits, group)).sum(dim=-1).double().cumsum(dim=-1)[:, -1]
-    rank, enough = _rank(values, group, uniform, mass)
-    chosen = _id_at(logits, values, rank.clamp(max=PREFIX - 1))
-    short = (~enough).nonzero()[:, 0]
-    if len(short):
-        chosen[short] = _nucleus_of_all(logits[short], group.take(short), uniform[short])
+def _nucleus(logits: Tensor, group: Group, uniform: Tensor, width: int) -> Tensor:
+    values = top_values(logits, width)
+    cumulative, kept = _candidates(values, group)
+    total = _total(cumulative, kept)
+    short = None
+    if width < logits.shape[1]:
+        # Where a filter cuts inside the candidates, all that it keeps is here. Elsewhere a row without other filters
+        # needs only the whole row's weight, and enough of it here.
+        open_end = kept == width
+        if open_end.any():
+            mass = 1.0 / _scaled(logits, group).softmax(dim=-1).amax(dim=-1).double()
+            total = torch.where(open_end, mass, total)
+            covered = group.unlimited & (cumulative[:, -1] >= group.top_p * mass)
+            short = (open_end & ~covered).nonzero()[:, 0]
+    chosen = _id_at(logits, values, _rank(cumulative, kept, total, group, uniform))
+    if short is not None and len(short):
+        wider = min(WIDEN * width, logits.shape[1])
+        chosen[short] = _nucleus(logits[short], group.take(short), uniform[short], wider)
     return chosen
 
 
-def _nucleus_of_all(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
-    values = top_values(logits, logits.shape[1])
-    rank, _ = _rank(values, group, uniform, None)
-    return _id_at(logits, values, rank)
+def _scaled(logits: Tensor, group: Group) -> Tensor:
+    """Logits below each row's largest, over the temperature: at most 0, so that no exponential overflows."""
+    return (logits - logits.amax(dim=-1, keepdim=True)).div_(group.temperature[:, None])
 
 
-def _weights(logits: Tensor, group: Group) -> Tensor:
-    """exp((logit - the row's largest) / temperature), 0 where min_p cuts; [R, V] float32.
+def _candidates(values: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """Cumulative weights of candidates `values`, both [R, K], descending, and how many of them are kept, [R].
 
-    The largest weighs 1 and none overflows, so min_p compares with the weight itself.
+    The best weighs 1, so min_p compares with the weight. min_p and top_k cut the descending order at one place each.
     """
-    weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(group.temperature[:, None]).exp_()
-    if group.masked:
-        weights.masked_fill_(weights < group.min_p[:, None], 0.0)
-    return weights
-
-
-def _rank(values: Tensor, group: Group, uniform: Tensor, mass: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Filter and draw among the candidates `values` [R, K], descending.
-
-    `mass` [R] is the weight of all that min_p keeps of the row, for candidates that may be too few; None says that they
-    hold all that the filters can keep. Returns the drawn candidate's place, [R], and whether they were enough, [R].
-    """
-    width = values.shape[1]
-    weights = ((values - values[:, :1]).double() / group.temperature[:, None]).exp()
-    cumulative = weights.cumsum(dim=-1)
+    weights = _scaled(values, group).exp_()
     kept = (weights >= group.min_p[:, None]).sum(dim=-1).minimum(group.top_k)
-    total = cumulative.gather(1, kept[:, None] - 1)[:, 0]
-    enough = torch.ones_like(kept, dtype=torch.bool)
-    if mass is not None:
-        cut = kept < width  # min_p cuts inside the prefix, so what it keeps is all here
-        total = torch.where(cut, total, mass)
-        enough = cut | ((group.top_k >= group.vocab_size) & (cumulative[:, -1] >= group.top_p * mass))
+    return weights.double().cumsum(dim=-1), kept
+
+
+def _total(cumulative: Tensor, kept: Tensor) -> Tensor:
+    return cumulative.gather(1, kept[:, None] - 1)[:, 0]
+
+
+def _rank(cumulative: Tensor, kept: Tensor, total: Tensor, group: Group, uniform: Tensor) -> Tensor:
+    """Cut by top_p, as a share of `total` [R], and draw: the candidate's place in the descending order, [R]."""
     nucleus = 1 + (cumulative < (group.top_p * total)[:, None]).sum(dim=-1)
-    end = cumulative.gather(1, kept.minimum(nucleus)[:, None] - 1)[:, 0]
-    return _inverse(cumulative, uniform * end, end), enough
+    end = _total(cumulative, kept.minimum(nucleus))
+    return _inverse(cumulative, uniform * end, end)
 
 
 def _inverse(cumulative: Tensor, target: Tensor, end: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ presence, counts over generated tokens); repetition after Keskar et al., "CTRL" 
 form that Hugging Face and vLLM use: over prompt and output, a positive logit is divided and a negative one multiplied.
 Order as in vLLM: bars, bias, repetition, then frequency and presence.
 
-A row's edits touch the tokens it has seen, not the vocabulary: they are kept as lists and applied by gather and scatter.
+A row's edits touch the tokens it has seen, not the vocabulary: they are lists, applied by gather and scatter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..sequence import SamplingParams
 
 
 class PenaltyCounts:
-    """One sequence's penalised tokens, each once, with what is subtracted from its logit. Grows with new tokens only."""
+    """One sequence's penalised tokens, each once, with what is subtracted from its logit. Grows by new tokens."""
 
     __slots__ = (
         "_counted",
@@ -45,7 +45,7 @@ class PenaltyCounts:
         self._counted = len(prompt)
 
     def count(self, tokens: Sequence[int]) -> None:
-        """Take in what `tokens`, prompt and output, gained since the last call. They never shrink, also by preemption."""
+        """Take in what `tokens`, prompt and output, gained since the last call: they never shrink, even preempted."""
         if len(tokens) < self._counted:
             raise ValueError(f"{self._counted} tokens were counted and now the sequence has {len(tokens)}")
         for token in tokens[self._counted :]:

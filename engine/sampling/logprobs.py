@@ -1,7 +1,7 @@
-"""Log-probabilities as clients ask for them: of the model's own distribution, before anything was done to it.
+"""What is said about logits: log-probabilities for clients, and that they are not finite.
 
-vLLM's default (`logprobs_mode = raw_logprobs`): natural log-softmax of the raw logits, before bars, bias, penalties,
-temperature and truncation. So they may be taken before the draw; only the chosen token's is looked up after it.
+Log-probabilities are of the model's own distribution: natural log-softmax of the raw logits, before bars, bias,
+penalties, temperature and truncation (vLLM's default, `logprobs_mode = raw_logprobs`).
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ import torch
 from torch import Tensor
 
 from ..sequence import TokenLogprob
-from .select import top_ids
+from .select import rows_at_once, top_ids
 
 
-class RawLogprobs:
-    """The raw distribution of the rows that asked for it: `best[i]` alternatives for row `rows[i]` of logits [S, V]."""
+def raw_logprobs(
+    logits: Tensor, rows: Sequence[int], best: Sequence[int], chosen: Sequence[int]
+) -> list[TokenLogprob]:
+    """A record for each of `rows` of the raw logits [S, V]: its `chosen` token's and its `best` alternatives'."""
+    at_once = rows_at_once(logits.shape[0], logits.shape[1], logits.device)
+    records: list[TokenLogprob] = []
+    for start in range(0, len(rows), at_once):
+        part = slice(start, start + at_once)
+        records += _records(logits[list(rows[part])], best[part], chosen[part])
+    return records
 
-    def __init__(self, logits: Tensor, rows: Tensor, best: Sequence[int]) -> None:
-        raw = logits[rows]
-        self._rows = rows
-        self._best = [min(n, logits.shape[1]) for n in best]
-        self._logprobs = raw.log_softmax(dim=-1)
-        widest = max(self._best)
-        self._top = top_ids(raw, widest) if widest else None
 
-    def of(self, chosen: Tensor) -> list[TokenLogprob]:
-        """chosen [S] int64: one record for each of the rows, in their order."""
-        tokens = chosen[self._rows]
-        values = self._logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-        if self._top is None:
-            return [TokenLogprob(t, v) for t, v in zip(tokens.tolist(), values, strict=True)]
-        top_values = self._logprobs.gather(1, self._top).tolist()
-        return [
-            TokenLogprob(token, value, tuple(zip(ids[:n], best[:n], strict=True)))
-            for token, value, ids, best, n in zip(
-                tokens.tolist(), values, self._top.tolist(), top_values, self._best, strict=True
-            )
-        ]
+def _records(raw: Tensor, best: Sequence[int], chosen: Sequence[int]) -> list[TokenLogprob]:
+    # log softmax(x) = x - (max + log(sum(exp(x - max)))), and the largest probability is 1 / that sum. A softmax goes
+    # row by row, which a sum over a batch does not: its last bit could depend on the batch.
+    normaliser = (
+        raw.amax(dim=-1, keepdim=True).double()
+        - raw.softmax(dim=-1).amax(dim=-1, keepdim=True).double().log()
+    )
+    widest = min(max(best), raw.shape[1])
+    ids = torch.cat((torch.tensor(chosen, device=raw.device)[:, None], top_ids(raw, widest)), dim=1)
+    logprobs = raw.gather(1, ids).double() - normaliser
+    return [
+        TokenLogprob(tokens[0], values[0], tuple(zip(tokens[1 : n + 1], values[1 : n + 1], strict=True)))
+        for n, tokens, values in zip(best, ids.tolist(), logprobs.tolist(), strict=True)
+    ]
 
 
 def nonfinite(logits: Tensor) -> dict[int, str]:

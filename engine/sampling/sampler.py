@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..sequence import SamplingParams, Sequence, TokenLogprob
-from .draw import Ways, draw, ways
+from .draw import Group, Way, draw, groups_of
 from .edits import Bias, PenaltyCounts, bar, penalise
-from .logprobs import RawLogprobs, nonfinite
+from .logprobs import nonfinite, raw_logprobs
 from .uniform import stream_key, uniforms
 
 FAULTED = -1  # the token id of a row without a token
@@ -50,14 +50,18 @@ class _Plan:
 
     numbers: list[int]
     states: list[_State]
-    ways: Ways
+    groups: tuple[Group, ...]
+    random: bool  # some row draws
     keys: NDArray[np.uint64]
     bias: Bias | None
     penalised: list[int]
     minimum: list[int]  # rows with min_tokens
     logprobs: list[int]
-    logprob_rows: Tensor
     faults: dict[int, str]
+
+    @property
+    def edits(self) -> bool:
+        return bool(self.bias is not None or self.penalised or self.minimum)
 
 
 class Sampler:
@@ -73,12 +77,13 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Rows[Sequence]) -> Sampled:
         """The next token of each of `rows`, from logits [S, V] float32, S = len(rows).
 
-        `logits` is used as scratch space: what it holds afterwards is undefined. A row whose logits are not finite, or
-        whose parameters name what the vocabulary lacks, is a fault of its own. Raises ValueError for a wrong shape or dtype.
+        `logits` is scratch space: what it holds afterwards is undefined. A row whose logits are not finite, or whose
+        parameters name what the vocabulary lacks, is a fault of its own. Raises ValueError for a wrong shape or dtype.
         """
         if logits.shape != (len(rows), self._vocab_size) or logits.dtype != torch.float32:
             raise ValueError(
-                f"logits are {list(logits.shape)} {logits.dtype}: wanted [{len(rows)}, {self._vocab_size}] torch.float32"
+                f"logits are {list(logits.shape)} {logits.dtype}: "
+                f"wanted [{len(rows)}, {self._vocab_size}] torch.float32"
             )
         if not rows:
             return Sampled([], [], {})
@@ -90,17 +95,14 @@ class Sampler:
                 0.0  # drawn from like the rest, so that the others' pass stays one; not reported
             )
 
-        raw = None
+        raw = logits.clone() if plan.logprobs and plan.edits else logits
+        self._edit(logits, plan, rows)
+        token_ids: list[int] = draw(logits, plan.groups, self._uniforms(plan, rows)).tolist()
+        logprobs: list[TokenLogprob | None] = [None] * len(rows)
         if plan.logprobs:
             best = [plan.states[r].params.logprobs or 0 for r in plan.logprobs]
-            raw = RawLogprobs(logits, plan.logprob_rows, best)
-        self._edit(logits, plan, rows)
-        chosen = draw(logits, plan.ways, self._uniforms(plan, rows))
-
-        token_ids: list[int] = chosen.tolist()
-        logprobs: list[TokenLogprob | None] = [None] * len(rows)
-        if raw is not None:
-            for row, record in zip(plan.logprobs, raw.of(chosen), strict=True):
+            records = raw_logprobs(raw, plan.logprobs, best, [token_ids[r] for r in plan.logprobs])
+            for row, record in zip(plan.logprobs, records, strict=True):
                 logprobs[row] = record
         for row in faults:
             token_ids[row], logprobs[row] = FAULTED, None
@@ -124,8 +126,8 @@ class Sampler:
             penalise(logits, plan.penalised, counts)
 
     def _uniforms(self, plan: _Plan, rows: Rows[Sequence]) -> Tensor:
-        if not plan.ways.random:
-            return torch.empty(0)
+        if not plan.random:
+            return torch.zeros(len(rows), dtype=torch.float64)  # no row looks at them
         positions = np.array([len(seq.tokens) - seq.prompt_len for seq in rows], dtype=np.uint64)
         return torch.from_numpy(uniforms(plan.keys, positions)).to(self._device)
 
@@ -140,17 +142,19 @@ class Sampler:
         params = [state.params for state in states]
         biased = [row for row, state in sound if state.params.logit_bias]
         logprobs = [row for row, state in sound if state.params.logprobs is not None]
+        groups = groups_of(
+            temperature=[p.temperature for p in params],
+            top_k=[p.top_k for p in params],
+            top_p=[p.top_p for p in params],
+            min_p=[p.min_p for p in params],
+            vocab_size=self._vocab_size,
+            device=self._device,
+        )
         return _Plan(
             numbers=numbers,
             states=states,
-            ways=ways(
-                [p.temperature for p in params],
-                [p.top_k for p in params],
-                [p.top_p for p in params],
-                [p.min_p for p in params],
-                self._vocab_size,
-                self._device,
-            ),
+            groups=groups,
+            random=any(group.way is not Way.GREEDY for group in groups),
             keys=np.array([state.key for state in states], dtype=np.uint64),
             bias=Bias(biased, [params[r].logit_bias for r in biased], self._vocab_size, self._device)
             if biased
@@ -158,7 +162,6 @@ class Sampler:
             penalised=[row for row, state in sound if state.penalties is not None],
             minimum=[row for row, state in sound if state.params.min_tokens > 0 and len(state.barred)],
             logprobs=logprobs,
-            logprob_rows=torch.tensor(logprobs, dtype=torch.int64, device=self._device),
             faults={row: state.fault for row, state in enumerate(states) if state.fault is not None},
         )
 

@@ -211,6 +211,15 @@ class PageManager:
                 chain.clear()
         self.prefix = enabled
 
+    def distrust(self, seq: Sequence) -> list[int]:
+        """Forget the whole prefix cache, because blocks may stand on what `seq` computed. Gives the pages that only
+        `seq` uses.
+        """
+        if self.prefix:
+            self.set_prefix(False)
+            self.set_prefix(True)
+        return [page for page in seq.pages if self._refs[page] == 1]
+
     def flush(self) -> Flush:
         """Drop every cached page that no sequence uses."""
         dropped = len(self._lru)
@@ -241,6 +250,8 @@ class PageManager:
         )
         _require(all(self._blocks[page] for page in self._lru), "a cached page cannot be found")
         _require(not any(self._blocks[page] for page in self._free), "a free page can be found")
+        filed = sum(len(block.pages) for block in self._index.values())
+        _require(filed == sum(1 for block in self._blocks if block), "a page holds a block that is not filed")
         for complaint in self._contradictions():
             raise PageAccountingError(complaint)
 
@@ -269,6 +280,8 @@ class PageManager:
         """`page`, in use, holds `block`. An unused copy is freed: the copy in use will outlive it in the
         cache.
         """
+        if self._blocks[page] is block:
+            return  # shared, and another of its sequences has said so (after the prefix cache was off and on)
         if block.pages and not self._refs[block.pages[0]]:
             unused = block.pages.pop()
             del self._lru[unused]

@@ -151,6 +151,14 @@ class Scheduler:
         seq.status = Status.FINISHED
         seq.wait_reason = None
 
+    def discard(self, seq: Sequence) -> list[int]:
+        """End a sequence whose KV cannot be trusted, a fault's: nothing of it stays findable. Gives the pages that
+        come free by it, whose contents must not reach their next owner.
+        """
+        pages = self.pages.distrust(seq) if seq.status is Status.RUNNING else []
+        self.remove(seq)
+        return pages
+
     # -- one step --------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Step | None:
@@ -182,9 +190,12 @@ class Scheduler:
         """
         if step is not self._open:
             raise RuntimeError("this is not the step under way")
-        rows = sum(row.samples for row in step.rows)
-        if len(sampled) != rows or not all(sampled):
-            raise ValueError(f"{rows} rows sample and each gives tokens, but {len(sampled)} results came")
+        counts = [row.count for row in step.rows if row.samples]
+        given = [len(tokens) for tokens in sampled]
+        if len(given) != len(counts) or not all(
+            1 <= n <= most for n, most in zip(given, counts, strict=True)
+        ):
+            raise ValueError(f"rows of {counts} query tokens sample, but the results have {given} tokens")
         self._open = None
         size = self.pages.page_size
         results = iter(sampled)

@@ -22,19 +22,26 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a push brought. Joined, the texts are the output; they end before (or after: include_stop) the stop string."""
+    """What a push brought. Joined, the texts are the output, up to the stop string (with include_stop: and with it)."""
 
     text: str
     stopped: str | None  # the stop string that ended the output
     tokens_used: int  # how many of the pushed tokens belong to the output, the stop string's own included
-    offsets: tuple[int, ...]  # for each used token, the character of the whole output at which its text begins
+    offsets: tuple[
+        int, ...
+    ]  # for each used token, the character of the whole output at which its text begins
 
 
 class Detokenizer:
     """One stream of tokens. Pushes after a stop use no token and bring no text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool, stop: tuple[str, ...] = (), include_stop: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
     ) -> None:
         """Raises ValueError for an empty stop string."""
         self._text = _text_of(tokenizer, skip_special)

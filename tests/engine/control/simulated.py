@@ -21,6 +21,7 @@ from arc.engine.control.commands import Cancel, Command, Drain, FlushPrefix, Set
 from arc.engine.control.engine_port import Published
 from arc.engine.control.events import EventLog
 from arc.engine.control.protocol import NA, Cancelled, DrainStarted, Flushed, MemoryPart, Pages, SequenceView
+from arc.engine.core.inbox import Closed
 from arc.engine.core.interface import EngineInfo
 from arc.engine.flags import FlagError, FlagReason, Value
 from arc.engine.sequence import FinishReason, WaitReason
@@ -96,7 +97,7 @@ class SimulatedEngine:
         future: Future[Any] = Future()
         with self._wake:
             if self._stop:
-                future.set_exception(RuntimeError("the engine has stopped"))
+                future.set_exception(Closed("the engine has stopped"))
             else:
                 self._commands.append((command, future))
                 self._wake.notify()

@@ -146,6 +146,10 @@ class ToyEngine:
             self.commit(step)
         return step
 
+    def run_until_preempted(self, times: int = 1) -> None:
+        while self.preemptions < times:
+            assert self.step() is not None, "it ended without a preemption"
+
     def commit(self, step: Step) -> None:
         self.scheduler.commit(step, self.model.forward(step))
         for row in step.rows:
