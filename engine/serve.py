@@ -40,6 +40,9 @@ class StartError(Exception):
 @click.command(help="Run the engine in the foreground until Ctrl-C or SIGTERM; both drain first.")
 @settings_options
 def main(profile: str | None, overrides: tuple[str, ...]) -> None:
+    # Until the event loop takes them over, a signal ends the start at once: there is nothing to drain yet.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: sys.exit(0))
     try:
         settings = load(folder=Path.cwd(), profile=profile, environ=os.environ, overrides=overrides)
         _set_up_log(settings)
@@ -69,9 +72,6 @@ def _run(settings: Settings) -> int:
     from .model.weights import WeightError
     from .service import Service
 
-    # Until the event loop takes them over, a signal ends the start at once: there is nothing to drain yet.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: sys.exit(0))
     service = Service(http, control, api_key)
     try:
         with loading_bar() as show:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from ..config import Refused
-from ..core.inbox import Closed
+from ..core.interface import Closed
 from . import protocol as p
 from . import views
 from .audit import Audit, Entry

@@ -18,7 +18,8 @@ from ..sequence import Finish, FinishReason, Output, Request, Sequence, Status, 
 from ..telemetry.records import Counters, StepRecord
 from .accounts import Accounts
 from .ending import EndRules
-from .inbox import Cancellation, Closed, Inbox, Taken
+from .inbox import Cancellation, Inbox, Taken
+from .interface import Closed
 from .runner import NO_RESULT, Runner, StepResult
 
 log = logging.getLogger("arc.engine")

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from ..config import Settings
 from ..sequence import FinishReason, Output, Request
 from ..telemetry.records import Counters
-from .inbox import Cancellation, Closed, Inbox
-from .interface import Draining, EngineInfo, Health, TooManyWaiting
+from .inbox import Cancellation, Inbox
+from .interface import Closed, Draining, EngineInfo, Health, TooManyWaiting
 
 _LONGEST_WAIT = 60  # seconds that Retry-After may say
 _UNKNOWN_WAIT = 5  # seconds: what it says when nothing has finished lately

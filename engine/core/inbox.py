@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..sequence import FinishReason, Request
-
-
-class Closed(Exception):
-    """The engine thread has ended; the message says why."""
+from .interface import Closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from arc.engine.control.protocol import (
     Pages,
     SequenceView,
 )
-from arc.engine.core.inbox import Closed
+from arc.engine.core.interface import Closed
 from arc.engine.core.interface import EngineInfo
 from arc.engine.flags import FlagError, FlagReason, Value
 from arc.engine.sequence import FinishReason, WaitReason
