@@ -18,7 +18,7 @@ PRODUCT = ("console", "engine", "kernels")
 CONSOLE_MAY = {
     "engine.control.protocol",
     "engine.control.paths",
-    "engine.control.recording",
+    "engine.control.recording",  # the reading side of the flight recorder
     "engine.flags",
     "engine.config",
     "engine.options",

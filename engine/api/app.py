@@ -16,6 +16,8 @@ from .access import require_key
 from .errors import ApiError, body_too_large, internal_error, nearest
 from .handlers import Handlers
 
+LAST_ANSWERS_SECONDS = 5.0
+
 
 def create_app(
     handle: EngineHandle,
@@ -64,8 +66,14 @@ def create_app(
 
 
 def create_runner(app: web.Application) -> web.AppRunner:
-    """The runner to serve `app` with. Cancels a handler at once when its client goes away: its sequences end then."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None)
+    """The runner to serve `app` with.
+
+    It cancels a handler at once when its client goes away, which ends its sequences. Its cleanup waits a few seconds
+    for last answers to be read: by then the engine has drained, and nothing else is left to wait for.
+    """
+    return web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=LAST_ANSWERS_SECONDS
+    )
 
 
 @web.middleware

@@ -27,10 +27,10 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_clipped(message, 1000))  # a message quotes what was sent, which may be megabytes
         self.status = status
         self.kind = kind
-        self.param = param
+        self.param = None if param is None else _clipped(param, 200)
         self.code = code
         self.headers = headers or {}
 
@@ -39,6 +39,10 @@ class ApiError(Exception):
         return msgspec.json.encode(
             {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
         )
+
+
+def _clipped(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -95,7 +99,7 @@ def ended_early(finish: Finish) -> ApiError:
 
 def nearest(name: str, known: Any) -> str:
     """`; nearest: NAME` for a message, or nothing where no known name is near."""
-    found = get_close_matches(name, list(known), n=1)
+    found = get_close_matches(name[:100], list(known), n=1)
     return f"; the nearest is '{found[0]}'" if found else ""
 
 

@@ -197,9 +197,10 @@ class Handlers:
     ) -> list[Choice]:
         """One choice for each of n for each prompt, in OpenAI's order."""
         n = body.n or 1
-        if len(prompts) * n > MAX_CHOICES:
+        count = len(prompts) * n
+        if count > MAX_CHOICES:
             raise bad_request(
-                f"{len(prompts)} prompts with n = {n} make {len(prompts) * n} choices; one call has at most {MAX_CHOICES}",
+                f"{len(prompts)} prompts with n = {n} make {count} choices; one call has at most {MAX_CHOICES}",
                 "n" if n > 1 else "prompt",
                 "invalid_value",
             )
@@ -215,7 +216,7 @@ class Handlers:
                     Choice(
                         index=index,
                         request=Request(
-                            id=response_id if len(prompts) * n == 1 else f"{response_id}-{index}",
+                            id=response_id if count == 1 else f"{response_id}-{index}",
                             prompt=prompt.ids,
                             params=msgspec.structs.replace(params, seed=nth_seed(params.seed, i))
                             if i

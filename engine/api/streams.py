@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 
+LAST_SECONDS = (
+    120.0  # for the client to take the end of a stream; a stopped client does not hold its place for ever
+)
 FULL = 65_536  # bytes that wait for the client in this process; past it, chunks are held and joined
 
 
@@ -35,7 +40,9 @@ class EventStream:
         Never true once the connection closes, so that the next `send` finds out.
         """
         transport = self._request.transport
-        return transport is not None and not transport.is_closing() and transport.get_write_buffer_size() > FULL
+        return (
+            transport is not None and not transport.is_closing() and transport.get_write_buffer_size() > FULL
+        )
 
     async def send(self, events: bytes) -> None:
         """Hand events to the socket in one write, without waiting for the client to read them."""
@@ -45,7 +52,13 @@ class EventStream:
     async def end(self, events: bytes) -> web.StreamResponse:
         """Send the last events and wait until the client has taken them."""
         await self.send(events)
-        await self._response.write_eof()
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._response.write_eof()
+        except TimeoutError:
+            if (transport := self._request.transport) is not None:
+                transport.abort()
+            raise ConnectionResetError("the client did not read the end of its stream") from None
         return self._response
 
     async def _begin(self) -> StreamWriter:

@@ -56,8 +56,12 @@ class Engine:
         self.accounts = Accounts(counters, scheduler)
         self.sequences: dict[str, Sequence] = {}  # by request id: waiting and running ones
         self.steps = 0  # the index of the next step
-        self.at_border: Callable[[], None] = lambda: None  # timed flag changes and publishing, set by the control port
-        self.idle_until: Callable[[], float | None] = lambda: None  # monotonic time at which an idle engine must wake
+        self.at_border: Callable[[], None] = lambda: (
+            None
+        )  # timed flag changes and publishing, set by the control port
+        self.idle_until: Callable[[], float | None] = lambda: (
+            None
+        )  # monotonic time at which an idle engine must wake
         self._rules = rules
         self._deliver = deliver
         self._died = died
@@ -176,7 +180,9 @@ class Engine:
             self.runner.release_pages(seq)
         if step.preempted:
             ids = [seq.id for seq in step.preempted]
-            self._events.add("preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids)
+            self._events.add(
+                "preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids
+            )
         self.accounts.formed(step, began)
 
     def _conclude(self, step: Step, result: StepResult) -> int:
@@ -288,7 +294,9 @@ class Engine:
         """Nothing runs after this: every client and every asker gets its answer now."""
         self._died(why)
         for seq in list(self.sequences.values()):
-            self._outputs.append(Output(request_id=seq.id, finish=Finish(reason=FinishReason.FAULT, detail=why)))
+            self._outputs.append(
+                Output(request_id=seq.id, finish=Finish(reason=FinishReason.FAULT, detail=why))
+            )
         self.inbox.close(f"the engine thread has ended: {why}")
         if (taken := self.inbox.take()) is not None:
             for call in taken.calls:

@@ -55,7 +55,7 @@ class Draining(Exception):
 
 
 class Closed(Exception):
-    """The engine thread has ended; the message says why."""
+    """The engine thread has ended and carries nothing out any more; the message says why."""
 
 
 class EngineHandle(Protocol):

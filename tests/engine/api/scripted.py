@@ -176,7 +176,12 @@ class ScriptedEngine:
                 self.changed.clear()
                 await self.changed.wait()
             for request_id, (queue, script) in list(self._live.items()):
-                result = next(script)
+                try:
+                    result = next(script)
+                except Exception as error:  # a mistake of the test: it must see it, and not wait in vain
+                    result = Output(
+                        request_id=request_id, finish=Finish(reason=FinishReason.FAULT, detail=repr(error))
+                    )
                 queue.put_nowait(result)
                 if result.finish is not None:
                     del self._live[request_id]

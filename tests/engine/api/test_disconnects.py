@@ -9,10 +9,9 @@ from itertools import repeat
 from typing import Any
 
 import pytest
-
 from arc.engine.sequence import Finish, FinishReason
 
-from .conftest import Serve
+from .conftest import Serve, Served
 from .scripted import ScriptedEngine, output
 from .wire import answer, connection, events, post
 
@@ -40,7 +39,9 @@ def close(writer: asyncio.StreamWriter, how: str) -> None:
 async def test_gone_before_the_first_token(serve: Serve, path: str, stream: bool, how: str):
     engine = ScriptedEngine(endless)
     engine.hold()
-    prompt: Any = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    prompt: Any = (
+        {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    )
     async with serve(engine) as api:
         async with connection(api) as (_, writer):
             writer.write(post(path, prompt | {"n": 3, "stream": stream, "max_tokens": 400}))
@@ -120,7 +121,9 @@ async def test_a_slow_reader_holds_nobody_up_and_misses_nothing(serve: Serve, n:
     engine = ScriptedEngine(alphabet, max_model_len=10**6)
     async with serve(engine, small_buffers=True) as api:
         async with connection(api) as (reader, writer):
-            writer.write(post("/v1/completions", {"prompt": "a", "n": n, "stream": True, "max_tokens": tokens}))
+            writer.write(
+                post("/v1/completions", {"prompt": "a", "n": n, "stream": True, "max_tokens": tokens})
+            )
             await engine.until(lambda: len(engine.requests) == n)
             await engine.until(lambda: not engine.live)  # it ran to its end while nothing was read
             status, _, body = await answer(reader)
@@ -128,30 +131,45 @@ async def test_a_slow_reader_holds_nobody_up_and_misses_nothing(serve: Serve, n:
         *chunks, done = events(body)
         assert done == b"data: [DONE]"
         for index in range(n):
-            assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index) == letters
+            assert (
+                "".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index)
+                == letters
+            )
         # the socket took 64 KiB and what is under it; everything after that went out joined
         assert len(body) < 150_000
         assert len(chunks) < tokens * n / 2
         assert not engine.cancelled
 
 
+async def test_a_stopped_reader_gives_its_place_back(serve: Serve, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("arc.engine.api.streams.LAST_SECONDS", 0.01)
+    engine = ScriptedEngine(max_model_len=10**6)
+    async with (
+        serve(engine, small_buffers=True, max_inflight=lambda: 1) as api,
+        connection(api) as (_, writer),
+    ):
+        writer.write(post("/v1/completions", {"prompt": "a", "stream": True, "max_tokens": 3000}))
+        await engine.until(lambda: len(engine.requests) == 1)
+        await engine.until(lambda: not engine.live)
+        await until_free(api)
+
+
 async def test_half_a_body_begins_nothing(serve: Serve):
     engine = ScriptedEngine()
     async with serve(engine, max_inflight=lambda: 1) as api:
-        whole = post("/v1/completions", {"prompt": "a"})
-        async with connection(api) as (_, writer):
-            writer.write(whole[:-5])
-            await taken(api)
+        async with connection(api) as (reader, writer):
+            writer.write(post("/v1/completions", {"prompt": "gone"}, "Expect: 100-continue")[:-5])
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            assert (await api.post("/v1/completions", {"prompt": "a"}))[0] == 429  # it has the only place
             writer.close()
-        while (await api.post("/v1/completions", {"prompt": "a"}))[0] == 429:  # the place comes back
-            await asyncio.sleep(0)
-        assert len(engine.requests) == 1
+            await until_free(api)
+        assert [len(request.prompt) for request in engine.requests] == [2]
 
 
-async def taken(api) -> None:
-    """Wait until the only place is taken."""
-    while (await api.post("/v1/completions", {"prompt": ""}))[0] != 429:
-        await asyncio.sleep(0)
+async def until_free(api: Served) -> None:
+    """Ask until the only place is free."""
+    while (await api.post("/v1/completions", {"prompt": "a"}))[0] == 429:
+        pass
 
 
 async def test_a_body_that_never_ends_gives_its_place_back(serve: Serve, monkeypatch: pytest.MonkeyPatch):

@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
-
 from arc.engine.sequence import FinishReason, WaitReason
 from arc.engine.telemetry.prometheus import metrics_page
 from arc.engine.telemetry.records import Counters, Histogram
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from .conftest import Serve
 from .scripted import ScriptedEngine
@@ -60,7 +59,9 @@ def busy() -> Counters:
 
 
 def page(counters: Counters, model: str = "austen", revision: int = 7) -> str:
-    return metrics_page(counters, model=model, page_size=16, pages=128, config_revision=lambda: revision)().decode()
+    return metrics_page(
+        counters, model=model, page_size=16, pages=128, config_revision=lambda: revision
+    )().decode()
 
 
 def families(text: str) -> dict[str, Metric]:
@@ -98,7 +99,11 @@ def test_histogram_bounds_hold_vllms_up_to_what_it_resolves():
     def bounds(family: Metric) -> set[float]:
         return {float(sample.labels["le"]) for sample in family.samples if "le" in sample.labels}
 
-    for name in ("vllm:time_to_first_token_seconds", "vllm:iteration_tokens_total", "vllm:request_prompt_tokens"):
+    for name in (
+        "vllm:time_to_first_token_seconds",
+        "vllm:iteration_tokens_total",
+        "vllm:request_prompt_tokens",
+    ):
         shared = bounds(ours[name]) & bounds(theirs[name])
         assert len(shared) >= 0.8 * len(bounds(theirs[name])), name
 
@@ -143,7 +148,9 @@ def test_waiting_comes_before_waiting_by_reason():
 
 def test_no_own_name_holds_one_of_vllms():
     """Those consoles would take it for vLLM's."""
-    fragments = {name.removeprefix("vllm:") for name in families(VLLM.read_text()) if name.startswith("vllm:")}
+    fragments = {
+        name.removeprefix("vllm:") for name in families(VLLM.read_text()) if name.startswith("vllm:")
+    }
     fragments |= {"time_per_output_token_seconds", "gpu_cache_usage_perc", "num_requests_swapped"}
     own = [name for name in families(page(busy())) if name.startswith("arc:")]
     assert len(own) >= 6
@@ -172,7 +179,9 @@ async def test_gauges_are_of_now_also_when_idle(serve: Serve, field: str):
                 assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
                 pages.append(await response.text())
     changed = [line.partition(" ")[0] for line in pages[0].splitlines() if line not in pages[1].splitlines()]
-    assert any(line.startswith(("vllm:", "arc:")) for line in changed), "the second scrape shows the first's value"
+    assert any(line.startswith(("vllm:", "arc:")) for line in changed), (
+        "the second scrape shows the first's value"
+    )
 
 
 def test_a_histogram_read_while_it_is_written_stays_consistent():

@@ -15,7 +15,12 @@ from .conftest import Served
 def post(path: str, body: Any, *headers: str) -> bytes:
     """One HTTP/1.1 POST as bytes; `body` bytes are sent as they are."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(data)}"]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+    ]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + data
 
 
