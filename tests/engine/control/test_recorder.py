@@ -177,7 +177,7 @@ def _written(folder: Path) -> bytes:
 )
 def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.rec").write_bytes(content)
-    with pytest.raises(r.RecordingError, match="no recording|damaged"):
+    with pytest.raises(r.RecordingError, match=r"no recording|damaged"):
         r.read(tmp_path / "a.rec")
 
 

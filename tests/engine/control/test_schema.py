@@ -23,7 +23,15 @@ DOCUMENT = json.loads(msgspec.json.encode(openapi("0")))
 LOADED = schemathesis.openapi.from_dict(DOCUMENT)
 ASKABLE = [each for each in ENDPOINTS if not each.stream]
 
-thrown = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+thrown = settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ],
+)
 
 
 @pytest.fixture(scope="module")

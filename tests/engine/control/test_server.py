@@ -431,7 +431,8 @@ def test_two_threads_of_one_console_do_not_mix_answers(running: Running) -> None
         raw.settimeout(10)
         raw.connect(str(running.path))
         raw.sendall(
-            b"GET /v1/hello HTTP/1.1\r\nHost: arc\r\n\r\nGET /v1/events HTTP/1.1\r\nHost: arc\r\nConnection: close\r\n\r\n"
+            b"GET /v1/hello HTTP/1.1\r\nHost: arc\r\n\r\n"
+            b"GET /v1/events HTTP/1.1\r\nHost: arc\r\nConnection: close\r\n\r\n"
         )
         received = b""
         while chunk := raw.recv(65536):
