@@ -47,7 +47,7 @@ def test_a_long_prompt_never_stops_running_rows() -> None:
         assert step.prompt_tokens <= 8
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 24),
     budget=st.integers(2, 32),
@@ -277,7 +277,7 @@ def test_a_preempted_sequence_keeps_the_page_cap_that_it_ran_under() -> None:
 # -- pages: admission and preemption ---------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pages=st.integers(20, 120),
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 80)), min_size=2, max_size=20),
