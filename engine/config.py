@@ -152,37 +152,31 @@ class Settings:
         return value
 
     def with_runtime(self, changes: Mapping[str, object], origin: Origin) -> Settings:
-        """These settings with live flags changed: all of them, or Refused with a reason for each at fault."""
-        assert origin.layer is Layer.RUNTIME
-        errors: list[FlagError] = []
-        checked: dict[str, Layered] = {}
-        for name, value in changes.items():
-            try:
-                flag = lookup(name)
-                if flag.reach is not Reach.LIVE:
-                    message = f"{name} is read at start only; set it in {FILE_NAME} and restart"
-                    raise FlagError(name, FlagReason.RESTART, message)
-                checked[name] = Layered(check(flag, value), origin)
-            except FlagError as error:
-                errors.append(error)
-        if errors:
-            raise Refused(errors)
-        return self._changed({name: (*self._below(name), layered) for name, layered in checked.items()})
+        """These settings with live flags changed: all of them, or Refused with a reason for each flag at fault."""
+        return self.with_layers({name: Layered(value, origin) for name, value in changes.items()})  # pyright: ignore[reportArgumentType]  # checked there
 
     def without_runtime(self, names: Iterable[str]) -> Settings:
-        """These settings with the flags back at the layer below; the same object when no flag changes."""
-        names = list(names)
+        """These settings with the flags back at the layer below; the same object when none had a runtime value."""
+        return self.with_layers(dict.fromkeys(names))
+
+    def with_layers(self, runtime: Mapping[str, Layered | None]) -> Settings:
+        """These settings with the runtime layers of some flags replaced, or taken away where None stands.
+
+        All of them, or Refused with a reason for each flag at fault. The same object when nothing was there to take.
+        """
         errors: list[FlagError] = []
-        for name in names:
+        changed: dict[str, tuple[Layered, ...]] = {}
+        for name, layered in runtime.items():
             try:
-                lookup(name)
+                top = () if layered is None else (_checked(name, layered),)
+                layers = (*self._below(name), *top)
+                if layered is not None or layers != self._of(name):
+                    changed[name] = layers
             except FlagError as error:
                 errors.append(error)
         if errors:
             raise Refused(errors)
-        return self._changed(
-            {name: self._below(name) for name in names if self._below(name) != self._of(name)}
-        )
+        return self._changed(changed)
 
     def differs(self) -> tuple[str, ...]:
         """The flags whose value is not the profile's own (the default where the profile is silent)."""
@@ -213,6 +207,16 @@ class Settings:
         return changed
 
 
+def _checked(name: str, layered: Layered) -> Layered:
+    """A runtime layer with its value checked, or FlagError."""
+    assert layered.origin.layer is Layer.RUNTIME
+    flag = lookup(name)
+    if flag.reach is not Reach.LIVE:
+        message = f"{name} is read at start only; set it in {FILE_NAME} and restart"
+        raise FlagError(name, FlagReason.RESTART, message)
+    return Layered(check(flag, layered.value), layered.origin)
+
+
 def _blame(conflict: FlagError, changed: Mapping[str, object]) -> FlagError:
     """The conflict under the name of a flag that was changed: the settings before the change had none."""
     names = (conflict.flag, *conflict.related)
@@ -241,6 +245,13 @@ def profile_files(folder: Path) -> dict[str, Path]:
             if _PROFILE_NAME.fullmatch(path.stem) and path.is_file():
                 files.setdefault(path.stem, path)
     return files
+
+
+def profile_description(path: Path) -> str:
+    """The profile's own line about itself; empty when it has none, the problem when it cannot be read."""
+    entries, problems = read_toml(path, path.name)
+    lines = [entry.value for entry in entries if entry.path == ("description",)]
+    return str(problems[0]) if problems else "".join(map(str, lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +356,9 @@ class _Loader:
         self._take_entries(file_entries, Layer.FILE, FILE_NAME)
         self._take_environment(environ)
         self._take_overrides(overrides)
-        if not self._problems:
+        if not self._problems:  # values that are singly wrong cannot be compared
             self._check_together()
+            self._check_exposure(environ)
         if self._problems:
             raise ConfigError(self._problems)
         layers = MappingProxyType({name: tuple(layered) for name, layered in self._layers.items()})
@@ -363,7 +375,10 @@ class _Loader:
         shown = str(path.relative_to(self._folder)) if inside else str(path)
         entries, problems = read_toml(path, shown)
         self._problems += problems
-        entries = [entry for entry in entries if entry.path != ("description",)]
+        for entry in [entry for entry in entries if entry.path == ("description",)]:
+            entries.remove(entry)
+            if not isinstance(entry.value, str):
+                self._problem(f"{shown}:{entry.line}", "description is one line of text, in quotes")
         self._take_entries(entries, Layer.PROFILE, shown)
 
     def _take_entries(self, entries: Iterable[Entry], layer: Layer, shown: str) -> None:
@@ -428,6 +443,17 @@ class _Loader:
             latest = max(names, key=lambda name: list(Layer).index(self._layers[name][-1].origin.layer))
             self._flag_problem(self._layers[latest][-1].origin.where, error)
 
+    def _check_exposure(self, environ: Mapping[str, str]) -> None:
+        """Listening beyond this machine needs an API key; an empty one would let everybody in."""
+        effective = self._layers["http.host"][-1]
+        if environ.get("ARC_API_KEY") == "":
+            self._problem("ARC_API_KEY", "it is empty; unset it, or set it to the key that clients must send")
+        elif "ARC_API_KEY" not in environ and not _is_loopback(str(effective.value)):
+            message = (
+                f"http.host {effective.value} listens beyond this machine: set ARC_API_KEY in the environment"
+            )
+            self._problem(effective.origin.where, message, flag="http.host", reason=FlagReason.CONFLICT)
+
     def _problem(
         self, where: str, message: str, *, flag: str | None = None, reason: FlagReason | None = None
     ) -> None:
@@ -435,6 +461,15 @@ class _Loader:
 
     def _flag_problem(self, where: str, error: FlagError) -> None:
         self._problem(where, error.message, flag=error.flag, reason=error.reason)
+
+
+def _is_loopback(host: str) -> bool:
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def did_you_mean_environment(name: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """Change flags, or take runtime values away: all of it or none. Answered by Applied; raises Refused or StaleVersion.
+    """Change flags, or take runtime values away: all or none. Answered by Applied; raises Refused or StaleVersion.
 
     `ttl` is for changes alone: an unset value has nothing to come back to.
     """

@@ -9,9 +9,10 @@ Units: times of day are time.time() seconds, durations and ages seconds, memory 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from ..telemetry.records import StepRecord
 
@@ -21,6 +22,12 @@ ROLE_HEADER = "Arc-Role"  # "viewer" lowers this connection's role for good
 Value = bool | int | float | str
 Role = Literal["viewer", "operator"]
 State = Literal["serving", "paused", "draining", "stalled"]
+
+# Bounds of what may be sent. Text is shown on terminals: it has no control characters.
+Line = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
+Version = Annotated[int, Meta(ge=0)]
 
 
 class NA(msgspec.Struct, frozen=True):
@@ -70,6 +77,44 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     uid: int  # of this connection's other end, as the kernel says
     capabilities: tuple[str, ...]
     recorder: str | NA  # the flight recorder's file
+
+
+# -- queries: what may stand after the `?` ------------------------------------------------------------------------
+
+
+class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class SnapshotQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    window: Annotated[float, Meta(gt=0, le=900)] = 10.0  # seconds that `window` counts over
+    sequences: bool = False  # with the table
+
+
+class SequencesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+
+
+class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    since: Annotated[float, Meta(ge=0)] = 0.0  # samples that ended after it
+    step: Literal["1", "0.1"] = "1"
+
+
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    since: Annotated[int, Meta(ge=0)] = 0
+    limit: Annotated[int, Meta(ge=1, le=4096)] = 1000
+
+
+class StreamQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hz: Annotated[float, Meta(ge=0, le=20)] = 4.0  # snapshots a second; 0: events alone
+    window: Annotated[float, Meta(gt=0, le=900)] = 10.0
+    sequences: bool = False
+    since: Annotated[int, Meta(ge=0)] | None = None  # as Last-Event-ID; None: events from now on
+
+
+class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reason: Line = ""
+    expect_version: Version | None = None
 
 
 # -- what runs ----------------------------------------------------------------------------------------------------
@@ -187,7 +232,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     finished: int
     faults: int
-    buckets: dict[str, dict[int, int]]  # latency -> index into History.bounds -> count; empty ones are left out
+    buckets: dict[
+        str, dict[int, int]
+    ]  # latency -> index into History.bounds -> count; empty ones are left out
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,10 +349,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 class FlagsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """PATCH /v1/flags: all of the changes or none. A value may be text as the command line takes it ("off", "64")."""
 
-    changes: dict[str, Value]
-    reason: str = ""
-    expect_version: int | None = None  # refuse with 409 unless the settings still have this version
-    ttl: float | None = None  # seconds after which the engine itself puts the old values back
+    changes: Annotated[dict[str, Value], Meta(min_length=1, max_length=100)]
+    reason: Line = ""
+    expect_version: Version | None = None  # refuse with 409 unless the settings still have this version
+    ttl: Seconds | None = None  # after which the engine itself puts the old values back
     dry_run: bool = False  # say what would happen and do nothing
 
 
@@ -358,14 +405,14 @@ class Unavailable(msgspec.Struct, frozen=True):
 class ReasonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/actions/{pause,resume,flush,trim,reset}."""
 
-    reason: str = ""
+    reason: Line = ""
 
 
 class DrainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/actions/drain: take no new work, let what runs end, then stop. What is left at the deadline is cancelled."""
+    """POST /v1/actions/drain: take no new work, let the rest end, then stop. The deadline cancels what is left."""
 
-    deadline: float | None = None  # seconds from now; None: as long as it takes
-    reason: str = ""
+    deadline: Seconds | None = None  # seconds from now; None: as long as it takes
+    reason: Line = ""
 
 
 class DrainStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -378,9 +425,9 @@ class DrainStarted(msgspec.Struct, frozen=True, kw_only=True):
 class CancelBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/actions/cancel: these ids, or all."""
 
-    ids: tuple[str, ...] = ()
+    ids: Annotated[tuple[Id, ...], Meta(max_length=1000)] = ()
     all: bool = False
-    reason: str = ""
+    reason: Line = ""
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -416,7 +463,7 @@ class CountersReset(msgspec.Struct, frozen=True):
 class MarkBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/actions/mark: a named line in the history."""
 
-    text: str
+    text: Annotated[Line, Meta(min_length=1)]
 
 
 class Marked(msgspec.Struct, frozen=True):

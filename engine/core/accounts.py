@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.types import Step
 from ..sequence import FinishReason, Sequence
 from ..telemetry.records import Counters, StepRecord
 
@@ -12,15 +13,17 @@ class Accounts:
         self._counters = counters
         self._scheduler = scheduler
 
-    def admitted(self, seq: Sequence, now: float) -> None:
+    def formed(self, step: Step, began: float) -> None:
         """Count a prompt once, at its first admission: a comeback after preemption is not new work."""
-        if seq.admitted_at is not None:
-            return
-        seq.admitted_at = now
         counters = self._counters
-        counters.prompt_tokens += seq.prompt_len
-        counters.queue.observe(now - seq.request.arrival)
-        counters.prompt_length.observe(seq.prompt_len)
+        counters.prefix_queries += step.prefix_queries
+        counters.prefix_hits += step.prefix_hits
+        counters.recomputed_tokens += step.recomputed_tokens
+        for seq in step.admitted:
+            if seq.admitted_at == began:
+                counters.prompt_tokens += seq.prompt_len
+                counters.queue.observe(began - seq.request.arrival)
+                counters.prompt_length.observe(seq.prompt_len)
 
     def token(self, seq: Sequence, now: float) -> None:
         counters = self._counters
@@ -64,7 +67,7 @@ class Accounts:
     def refresh(self) -> None:
         """The gauges of now; called when idle too, so that they never stay up after the work is gone."""
         counters, scheduler, pages = self._counters, self._scheduler, self._scheduler.pages
-        counters.running = len(scheduler.running)
+        counters.running = scheduler.running_count
         counters.waiting = scheduler.waiting_count
         counters.pages_used = pages.used
         counters.pages_cached = pages.cached

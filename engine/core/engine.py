@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from ..control.events import EventLog
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.types import Step
-from ..sequence import Finish, FinishReason, Output, Request, Sequence, sequence_of
+from ..scheduler.types import CannotFit, Step
+from ..sequence import Finish, FinishReason, Output, Request, Sequence, Status, sequence_of
 from ..telemetry.records import Counters, StepRecord
 from .accounts import Accounts
 from .ending import EndRules
-from .inbox import Cancellation, Closed, Inbox, Taken
-from .runner import Runner, StepResult
+from .inbox import Cancellation, Inbox, Taken
+from .interface import Closed
+from .runner import NO_RESULT, Runner, StepResult
 
 log = logging.getLogger("arc.engine")
 
@@ -45,7 +47,7 @@ class Engine:
         deliver: Callable[[list[Output]], None],
         died: Callable[[str], None],
         observer: Observer,
-        on_event: Callable[[str, str], None],
+        events: EventLog,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -54,21 +56,35 @@ class Engine:
         self.accounts = Accounts(counters, scheduler)
         self.sequences: dict[str, Sequence] = {}  # by request id: waiting and running ones
         self.steps = 0  # the index of the next step
-        self.at_border: Callable[[], None] = lambda: None  # timed flag changes and publishing, set by the control port
-        self.idle_until: Callable[[], float | None] = lambda: None  # monotonic time at which an idle engine must wake
+        self.at_border: Callable[[], None] = lambda: (
+            None
+        )  # timed flag changes and publishing, set by the control port
+        self.idle_until: Callable[[], float | None] = lambda: (
+            None
+        )  # monotonic time at which an idle engine must wake
         self._rules = rules
         self._deliver = deliver
         self._died = died
         self._observer = observer
-        self._on_event = on_event
+        self._events = events
         self._number = 0
         self._stopping = False
         self._outputs: list[Output] = []
+        self._open: Step | None = None  # formed, and neither committed nor aborted
 
     # -- the loop, on the engine thread ---------------------------------------------------------------------------
 
     def run(self) -> None:
         """Until `stop`. Whatever still runs then is cancelled, so that no client waits for a thread that is gone."""
+        try:
+            why = self._loop()
+        except BaseException as error:
+            log.exception("the engine thread cannot go on")
+            why = f"cleaning up after a fault failed as well: {error!r}"
+        self._die(why)
+
+    def _loop(self) -> str:
+        """Step after step; why it ended."""
         faults = 0
         while not self._stopping:
             try:
@@ -77,12 +93,14 @@ class Engine:
             except Exception as error:
                 faults += 1
                 log.exception("a fault outside the forward pass")
+                if self._open is not None:
+                    self.scheduler.abort(self._open)
+                    self._open = None
                 self._fault(list(self.sequences.values()), f"the engine failed at a step border: {error!r}")
                 if faults >= _FAULTS_IN_A_ROW:
-                    self._die(f"{faults} faults in a row at the step border, the last one: {error!r}")
-                    return
+                    return f"{faults} faults in a row at the step border, the last one: {error!r}"
         self.end(list(self.sequences.values()), FinishReason.CANCELLED, "the engine is stopping")
-        self._die("it was stopped")
+        return "it was stopped"
 
     def stop(self) -> None:
         """From any thread: end after the step under way."""
@@ -115,8 +133,15 @@ class Engine:
             self.counters.work_since = time.monotonic()
         seq = sequence_of(self._number, request)
         self._number += 1
+        try:
+            self.scheduler.add(seq)
+        except CannotFit as error:
+            finish = Finish(reason=FinishReason.FAULT, detail=str(error))
+            self._outputs.append(Output(request_id=seq.id, finish=finish))
+            self.accounts.ended(seq, finish.reason, time.monotonic())
+            self._flush()
+            return
         self.sequences[request.id] = seq
-        self.scheduler.add(seq)
         if cancelled is not None:
             self.end([seq], cancelled.reason, cancelled.detail)
 
@@ -127,21 +152,17 @@ class Engine:
         if step is None:
             self._idle()
             return False
+        self._open = step
         scheduled = time.monotonic()
-        for seq in step.failed:
-            self._close(seq, seq.finish or Finish(reason=FinishReason.FAULT), scheduled)
-        for seq in step.preempted:
-            self.runner.release_pages(seq)
-        if step.preempted:
-            self._on_event("preempted", f"{len(step.preempted)} sequences gave up their pages")
-        for seq in step.admitted:
-            self.accounts.admitted(seq, scheduled)
+        self._before_forward(step, began)
         self.counters.step_open_since = began
         self._observer.step_opened(self.steps, len(step.rows))
         try:
-            result = self.runner.run(step) if step.rows else None
+            result = self.runner.run(step) if step.rows else NO_RESULT
         except Exception as error:
             log.exception("step %d failed", self.steps)
+            self.scheduler.abort(step)
+            self._open = None
             self._fault([row.seq for row in step.rows], f"step {self.steps} failed: {error!r}")
             result = None
         finished = self._conclude(step, result) if result is not None else 0
@@ -150,24 +171,32 @@ class Engine:
         self._record(step, began, scheduled, result, finished)
         return result is not None
 
+    def _before_forward(self, step: Step, began: float) -> None:
+        """What forming the step alone has brought: failures, preemptions, admissions."""
+        for seq in step.failed:
+            assert seq.finish is not None
+            self._close(seq, seq.finish, began)
+        for seq in step.preempted:
+            self.runner.release_pages(seq)
+        if step.preempted:
+            ids = [seq.id for seq in step.preempted]
+            self._events.add(
+                "preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids
+            )
+        self.accounts.formed(step, began)
+
     def _conclude(self, step: Step, result: StepResult) -> int:
         """Commit the step and say what it brought. The number of sequences that it ended."""
         now = time.monotonic()
-        faulty = {result.rows[index].seq.number for index in result.faults}
-        self.scheduler.commit(
-            step,
-            [
-                (row.seq, [token])
-                for row, token in zip(result.rows, result.token_ids, strict=True)
-                if row.seq.number not in faulty
-            ],
-        )
+        # Before the commit: what a faulty row computed must not become findable in the prefix cache.
         for index, why in result.faults.items():
             self._fault([result.rows[index].seq], why)
-        ended = len(faulty)
+        self.scheduler.commit(step, [(token,) for token in result.token_ids])
+        self._open = None
+        ended = len(result.faults)
         for row, token, logprob in zip(result.rows, result.token_ids, result.logprobs, strict=True):
             seq = row.seq
-            if seq.number in faulty:
+            if seq.status is Status.FINISHED:
                 continue
             self.accounts.token(seq, now)
             finish = self._rules.finish_of(seq)
@@ -237,7 +266,8 @@ class Engine:
     def _fault(self, sequences: list[Sequence], why: str) -> None:
         """End sequences whose KV cannot be trusted: nothing of it may stay in the prefix cache or reach a neighbour."""
         self.counters.faults += 1
-        self._on_event("fault", f"{len(sequences)} sequences ended: {why}")
+        ids = [seq.id for seq in sequences]
+        self._events.add("fault", f"{len(ids)} sequences ended: {why}", step=self.steps, ids=ids)
         now = time.monotonic()
         for seq in sequences:
             self.runner.scrub(self.scheduler.discard(seq))
@@ -264,7 +294,9 @@ class Engine:
         """Nothing runs after this: every client and every asker gets its answer now."""
         self._died(why)
         for seq in list(self.sequences.values()):
-            self._outputs.append(Output(request_id=seq.id, finish=Finish(reason=FinishReason.FAULT, detail=why)))
+            self._outputs.append(
+                Output(request_id=seq.id, finish=Finish(reason=FinishReason.FAULT, detail=why))
+            )
         self.inbox.close(f"the engine thread has ended: {why}")
         if (taken := self.inbox.take()) is not None:
             for call in taken.calls:

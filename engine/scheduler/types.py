@@ -12,6 +12,10 @@ AdmissionPolicy = Literal["ragged", "bucketed"]
 BucketLosers = Literal["wait", "preempt"]
 
 
+class CannotFit(Exception):
+    """The prompt needs more pages than any state of the engine could give it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The scheduler's flags at one step border. Lowering a cap drains down: running work finishes."""
@@ -51,6 +55,10 @@ class Step:
     admitted: tuple[Sequence, ...] = ()  # sequences that became RUNNING in this step
     preempted: tuple[Sequence, ...] = ()
     failed: tuple[Sequence, ...] = ()  # can never fit: finished with FAULT and a detail; not in rows
+    # for the engine's counters, this step's share of each
+    prefix_queries: int = 0  # prompt tokens looked up: first admissions only, with the prefix cache on
+    prefix_hits: int = 0  # of these, tokens found
+    recomputed_tokens: int = 0  # query tokens whose KV had been computed before a preemption
 
     @property
     def tokens(self) -> int:

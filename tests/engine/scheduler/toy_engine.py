@@ -1,0 +1,246 @@
+"""A toy model and a toy engine around the real scheduler.
+
+The model writes a digest of the whole prefix into each token's slot and, before it answers, reads back every
+slot that attention would read. A page shared wrongly, evicted under a reader or written twice shows up as
+corrupted data. Its next token depends on the prefix alone, so what a sequence outputs must not depend on
+anything that else ran.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from arc.engine.scheduler.pages import PageManager
+from arc.engine.scheduler.scheduler import Scheduler
+from arc.engine.scheduler.types import CannotFit, Row, SchedulerConfig, Step
+from arc.engine.sequence import Finish, FinishReason, Request, SamplingParams, Sequence, Status, sequence_of
+
+VOCAB = 50
+EOS = 7
+MASK = (1 << 61) - 1
+
+
+def digest_next(digest: int, token: int) -> int:
+    return (digest * 1_000_003 + token + 1) & MASK
+
+
+def digests_of(tokens: list[int], known: list[int]) -> list[int]:
+    """Digest of tokens[: i + 1] for every i, extending `known`."""
+    for token in tokens[len(known) :]:
+        known.append(digest_next(known[-1] if known else 17, token))
+    return known
+
+
+def next_token(digest: int) -> int:
+    return (digest >> 7) % VOCAB
+
+
+class ToyModel:
+    def __init__(self, pages: PageManager) -> None:
+        self.page_size = pages.page_size
+        self.slots = [-1] * (pages.total * pages.page_size)
+        self.known: dict[int, list[int]] = {}
+        self.reads = 0
+
+    def slot(self, seq: Sequence, position: int) -> int:
+        return seq.pages[position // self.page_size] * self.page_size + position % self.page_size
+
+    def forward(self, step: Step) -> list[tuple[int, ...]]:
+        for row in step.rows:  # all writes of a layer come before its reads
+            digests = digests_of(row.seq.tokens, self.known.setdefault(row.seq.number, []))
+            for position in range(row.start, row.start + row.count):
+                self.slots[self.slot(row.seq, position)] = digests[position]
+        sampled = []
+        for row in step.rows:
+            digests = self.known[row.seq.number]
+            for position in range(row.start + row.count):
+                self.reads += 1
+                assert self.slots[self.slot(row.seq, position)] == digests[position], (
+                    f"sequence {row.seq.number} reads wrong KV at {position}"
+                )
+            if row.samples:
+                sampled.append((next_token(digests[-1]),))
+        return sampled
+
+    def fail(self, step: Step) -> None:
+        """A forward that dies half way leaves anything in the slots that it was to write."""
+        for row in step.rows:
+            for position in range(row.start, row.start + row.count):
+                self.slots[self.slot(row.seq, position)] = -2
+
+    def reference(self, prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
+        tokens = list(prompt)
+        digests = digests_of(tokens, [])
+        while True:
+            token = next_token(digests[-1])
+            tokens.append(token)
+            digests.append(digest_next(digests[-1], token))
+            done = len(tokens) - len(prompt) >= params.max_tokens
+            if done or (token == EOS and not params.ignore_eos):
+                return tokens
+
+
+class ToyEngine:
+    """The engine core's part, as small as it can be: run steps, end sequences, check invariants after every
+    step.
+    """
+
+    def __init__(self, pages: int = 64, page_size: int = 4, **flags: Any) -> None:
+        self.pages = PageManager(pages, page_size)
+        self.config = SchedulerConfig(**flags)
+        self.scheduler = Scheduler(self.pages, self.config)
+        self.model = ToyModel(self.pages)
+        self.sequences: list[Sequence] = []
+        self.live: dict[int, Sequence] = {}
+        self.finished: list[Sequence] = []
+        self.steps = 0
+        self.preemptions = self.recomputed = self.computed = self.queries = self.hits = 0
+
+    def add(
+        self,
+        prompt: list[int] | int,
+        max_tokens: int = 8,
+        priority: int = 0,
+        ignore_eos: bool = True,
+    ) -> Sequence:
+        """`prompt` as a number: that many tokens nobody else has."""
+        number = len(self.sequences)
+        if isinstance(prompt, int):
+            prompt = random.Random(number).choices(range(1000, 10**9), k=prompt)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
+        seq = sequence_of(
+            number, Request(id=str(number), prompt=tuple(prompt), params=params, priority=priority)
+        )
+        self.sequences.append(seq)
+        try:
+            self.scheduler.add(seq)
+            self.live[number] = seq
+        except CannotFit as error:
+            seq.finish = Finish(reason=FinishReason.FAULT, detail=str(error))
+        return seq
+
+    def configure(self, **flags: Any) -> None:
+        self.config = replace(self.config, **flags)
+        self.scheduler.configure(self.config)
+
+    def form(self) -> Step | None:
+        step = self.scheduler.schedule(float(self.steps))
+        if step is not None:
+            self.steps += 1
+            self.check_step(step)
+            for seq in step.failed:
+                self.end(seq)
+            self.preemptions += len(step.preempted)
+            self.recomputed += step.recomputed_tokens
+            self.computed += step.tokens
+            self.queries += step.prefix_queries
+            self.hits += step.prefix_hits
+        self.check()
+        return step
+
+    def step(self) -> Step | None:
+        step = self.form()
+        if step is not None:
+            self.commit(step)
+        return step
+
+    def run_until_preempted(self, times: int = 1) -> None:
+        while self.preemptions < times:
+            assert self.step() is not None, "it ended without a preemption"
+
+    def commit(self, step: Step) -> None:
+        self.scheduler.commit(step, self.model.forward(step))
+        for row in step.rows:
+            seq = row.seq
+            if row.samples and seq.status is Status.RUNNING:
+                self.judge(seq)
+        self.check()
+
+    def judge(self, seq: Sequence) -> None:
+        params = seq.request.params
+        if seq.output_len >= params.max_tokens or (seq.tokens[-1] == EOS and not params.ignore_eos):
+            seq.finish = Finish(reason=FinishReason.LENGTH)
+            self.cancel(seq)
+            assert seq.tokens == self.model.reference(seq.request.prompt, params)
+
+    def fault(self, step: Step) -> None:
+        """The forward failed: the step's sequences end, the engine goes on."""
+        self.model.fail(step)
+        self.scheduler.abort(step)
+        for row in step.rows:
+            self.cancel(row.seq)
+        self.check()
+
+    def cancel(self, seq: Sequence) -> None:
+        self.scheduler.remove(seq)
+        self.end(seq)
+
+    def end(self, seq: Sequence) -> None:
+        assert seq.status is Status.FINISHED
+        assert not seq.pages
+        del self.live[seq.number]
+        self.finished.append(seq)
+
+    def run(self, limit: int = 100_000) -> int:
+        """Until nothing can run; the steps it took."""
+        before = self.steps
+        while self.step() is not None:
+            assert self.steps - before <= limit, f"not done after {limit} steps"
+        return self.steps - before
+
+    # -- invariants ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.pages.check()
+        scheduler = self.scheduler
+        running, waiting = scheduler.running, scheduler.waiting
+        assert {seq.number for seq in running} | {seq.number for seq in waiting} == set(self.live)
+        assert len(running) == scheduler.running_count
+        assert len(waiting) == scheduler.waiting_count
+        assert len(running) + len(waiting) == len(self.live)
+        counts: dict = {}
+        for seq in waiting:
+            assert seq.status is Status.WAITING and not seq.pages and not seq.computed
+            assert seq.wait_reason is not None
+            counts[seq.wait_reason] = counts.get(seq.wait_reason, 0) + 1
+        assert counts == scheduler.waiting_by_reason()
+        for seq in running:
+            assert seq.status is Status.RUNNING
+            assert seq.computed < len(seq.tokens)
+            assert len(seq.pages) * self.pages.page_size >= seq.computed
+
+    def check_step(self, step: Step) -> None:
+        config = self.config
+        assert step.tokens <= config.max_step_tokens
+        assert step.decode_rows == sum(row.decode for row in step.rows)
+        assert step.prompt_tokens == sum(row.count for row in step.rows if not row.decode)
+        assert len({row.seq.number for row in step.rows}) == len(step.rows)
+        assert [row.decode for row in step.rows] == sorted((row.decode for row in step.rows), reverse=True)
+        for row in step.rows:
+            self.check_row(row)
+        in_step = {row.seq.number for row in step.rows}
+        for seq in self.scheduler.running:
+            assert (seq.wait_reason is None) == (seq.number in in_step)
+        if step.admitted:
+            assert not step.preempted
+            assert not config.paused
+            assert self.scheduler.running_count <= config.max_running
+        for seq in step.preempted:
+            assert seq.status is Status.WAITING
+        for seq in step.failed:
+            assert seq.finish is not None and seq.finish.reason is FinishReason.FAULT and seq.finish.detail
+        if config.admission == "bucketed":
+            lengths = [row.start for row in step.rows if row.decode]
+            assert not lengths or max(lengths) - min(lengths) < 64
+
+    def check_row(self, row: Row) -> None:
+        seq = row.seq
+        assert seq.status is Status.RUNNING
+        assert row.start == seq.computed
+        assert 1 <= row.count <= seq.remaining
+        assert row.samples == (row.start + row.count == len(seq.tokens))
+        assert row.decode == (seq.remaining == 1)
+        assert row.decode or row.count <= self.config.prefill_chunk
+        assert len(seq.pages) * self.pages.page_size >= row.start + row.count
