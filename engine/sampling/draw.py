@@ -169,7 +169,7 @@ def _nucleus(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
 
 
 def _mass(logits: Tensor, group: Group) -> Tensor:
-    """Each row's whole weight, the best one weighing 1: [R] float64. A softmax goes row by row, unlike a batch's sum."""
+    """Each row's whole weight, the best one weighing 1: [R] float64. By softmax, which goes row by row."""
     return 1.0 / _scaled(logits, group).softmax(dim=-1).amax(dim=-1).double()
 
 
