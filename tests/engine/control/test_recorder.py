@@ -89,7 +89,9 @@ def test_the_recording_before_is_kept_beside(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("text", ["x" * 5000, "\x01" * 5000, "é" * 5000, '"' * 5000], ids=lambda text: repr(text[0]))
+@pytest.mark.parametrize(
+    "text", ["x" * 5000, "\x01" * 5000, "é" * 5000, '"' * 5000], ids=lambda text: repr(text[0])
+)
 def test_an_event_too_large_for_its_slot_is_cut_and_says_so(tmp_path: Path, text: str) -> None:
     recorder = begin(tmp_path / "a.rec")
     log = EventLog(sink=recorder.event)
