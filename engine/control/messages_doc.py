@@ -10,7 +10,9 @@ import inspect
 import io
 import tokenize
 from dataclasses import dataclass
+from types import ModuleType
 
+from ..telemetry import records
 from . import protocol
 from .endpoints import ENDPOINTS, EVERYWHERE, STREAMED
 
@@ -39,15 +41,19 @@ class Message:
 
 
 def messages() -> list[Message]:
-    """The structs of protocol.py in the order of the file."""
-    source = inspect.getsource(protocol)
+    """The structs of protocol.py in the order of the file, then the step record, which is telemetry's own."""
+    step_record = [each for each in _structs(records) if each.name == "StepRecord"]
+    return [each for each in _structs(protocol) if each.name != "NoQuery"] + step_record
+
+
+def _structs(module: ModuleType) -> list[Message]:
+    source = inspect.getsource(module)
     comments = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    nodes = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
-    return [_message(node, comments) for node in nodes if node.name != "NoQuery"]
+    return [_message(node, comments) for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
 
 
 def _message(node: ast.ClassDef, comments: dict[int, str]) -> Message:
@@ -80,7 +86,8 @@ def page() -> str:
 def _endpoints() -> list[str]:
     everywhere = ", ".join(map(str, EVERYWHERE))
     lines = [
-        f"Every answer that is not 200 is a [Problem](#problem). Each endpoint may answer {everywhere}; others are listed.\n\n",
+        f"Every answer that is not 200 is a [Problem](#problem). Each endpoint may answer {everywhere};\n"
+        "what else it may is under `also`.\n\n",
         "| method | path | role | query | body | answer | also | what |\n|---|---|---|---|---|---|---|---|\n",
     ]
     for endpoint in ENDPOINTS:
