@@ -63,7 +63,7 @@ def _message(node: ast.ClassDef, comments: dict[int, str]) -> Message:
             comment = comments.get(each.end_lineno or each.lineno, "")
             default = None if each.value is None else ast.unparse(each.value)
             fields.append(Field(each.target.id, ast.unparse(each.annotation), default, comment))
-    base = ast.unparse(node.bases[0])
+    base = ast.unparse(node.bases[0]) if node.bases else "msgspec.Struct"
     text = " ".join((ast.get_docstring(node) or "").split())
     return Message(node.name, text, tuple(fields), None if base == "msgspec.Struct" else base)
 
