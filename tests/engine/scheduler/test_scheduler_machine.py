@@ -61,6 +61,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.commit(self.open)
         self.open = None
 
+    @precondition(lambda self: self.open is not None and self.open.rows)
+    @rule(data=st.data())
+    def commit_without_faulty_rows(self, data) -> None:
+        assert self.open is not None
+        self.engine.commit(self.open, data.draw(st.integers(1, len(self.open.rows))))
+        self.open = None
+
     @precondition(lambda self: self.open is not None)
     @rule()
     def fault(self) -> None:
