@@ -19,7 +19,7 @@ class ForwardBatch:
     token_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64, 0-based place of each token in its sequence
     slots: torch.Tensor  # [T] int64, where each token's latent is written: page * page_size + offset
-    block_tables: torch.Tensor  # [R, P] int64, pages of each row, padded with 0 past the row's own
+    block_tables: torch.Tensor  # [R, P] int64, pages of each row, padded with a page of zeros
     lengths: tuple[int, ...]  # R: KV length of each row after this step's tokens are written
     query_starts: tuple[int, ...]  # R + 1
     decode_rows: int

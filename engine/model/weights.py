@@ -11,8 +11,10 @@ from typing import Protocol
 
 import torch
 
+from ..folder import CheckpointError
 
-class WeightError(Exception):
+
+class WeightError(CheckpointError):
     """A checkpoint does not hold what its config.json says. The message names every tensor concerned."""
 
 

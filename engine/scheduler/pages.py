@@ -211,6 +211,15 @@ class PageManager:
                 chain.clear()
         self.prefix = enabled
 
+    def distrust(self, seq: Sequence) -> list[int]:
+        """Forget the whole prefix cache, because blocks may stand on what `seq` computed. Gives the pages that only
+        `seq` uses.
+        """
+        if self.prefix:
+            self.set_prefix(False)
+            self.set_prefix(True)
+        return [page for page in seq.pages if self._refs[page] == 1]
+
     def flush(self) -> Flush:
         """Drop every cached page that no sequence uses."""
         dropped = len(self._lru)
@@ -271,6 +280,8 @@ class PageManager:
         """`page`, in use, holds `block`. An unused copy is freed: the copy in use will outlive it in the
         cache.
         """
+        if self._blocks[page] is block:
+            return  # shared, and another of its sequences has said so (after the prefix cache was off and on)
         if block.pages and not self._refs[block.pages[0]]:
             unused = block.pages.pop()
             del self._lru[unused]

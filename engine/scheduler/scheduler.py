@@ -151,6 +151,14 @@ class Scheduler:
         seq.status = Status.FINISHED
         seq.wait_reason = None
 
+    def discard(self, seq: Sequence) -> list[int]:
+        """End a sequence whose KV cannot be trusted, a fault's: nothing of it stays findable. Gives the pages that
+        come free by it, whose contents must not reach their next owner.
+        """
+        pages = self.pages.distrust(seq) if seq.status is Status.RUNNING else []
+        self.remove(seq)
+        return pages
+
     # -- one step --------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Step | None:

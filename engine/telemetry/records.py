@@ -75,6 +75,10 @@ class Counters:
     preemptions: int = 0
     recomputed_tokens: int = 0  # tokens computed again after a preemption
     faults: int = 0  # steps that failed
+    # seconds of all steps by part; they add up to the steps' wall time
+    step_seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("schedule", "forward", "sample", "publish"), 0.0)
+    )
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     # gauges of now, refreshed when idle too
     running: int = 0
@@ -87,6 +91,7 @@ class Counters:
     pages_free: int = 0
     last_step_at: float | None = None  # time.monotonic()
     step_open_since: float | None = None  # a step is under way since; None between steps
+    work_since: float | None = None  # work came to an idle engine; None while idle
     # histograms, seconds unless named otherwise
     time_to_first_token: Histogram = field(default_factory=_seconds)
     inter_token: Histogram = field(default_factory=_seconds)

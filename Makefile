@@ -1,0 +1,71 @@
+# `make up` and `make test` are all that a clone needs; `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# A thread that waits must not spin: the machine is shared with the tests' own engines.
+QUIET_THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+
+.PHONY: help up test lint format docs clean
+
+help:
+	@echo "make up      set up .venv with the engine and start it on the model that this folder's arc.toml names"
+	@echo "make test    set up .venv with everything and run the linters, the type checker and all tests"
+	@echo "make lint    the linters and the type checker alone"
+	@echo "make format  rewrite the code in the project's format"
+	@echo "make docs    write docs/flags.md anew from the registry of flags"
+	@echo "make clean   remove .venv and everything that was built"
+
+up: $(VENV)/engine.stamp
+	@$(BIN)/arc serve
+
+test: lint
+	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev.stamp build/types/arc
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/engine.stamp
+	$(BIN)/python -m arc.engine.flags_doc > docs/flags.md
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# The stamps: a target is made again only when a pin or a dependency changed, so that a second run starts at once.
+
+$(VENV)/python.stamp:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "arc needs Python 3.11 or newer, and there is no $(PYTHON): install it, or name one: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "arc needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V): name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) comes without its venv module; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "setting up $(VENV): the first time, this downloads torch and takes a few minutes"
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Built without isolation, so that the pins hold for the build's own tools too.
+$(VENV)/build.stamp: $(VENV)/python.stamp constraints.txt
+	$(PIP) setuptools setuptools-scm
+	@touch $@
+
+$(VENV)/engine.stamp: $(VENV)/build.stamp pyproject.toml
+	$(PIP) --no-build-isolation --editable '.[engine]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/build.stamp pyproject.toml
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@ $(VENV)/engine.stamp
+
+# The namespace `arc` as folders, for tools that read paths: the type checker does not run the installed mapping.
+build/types/arc:
+	mkdir -p $@
+	for folder in console engine kernels; do ln -sfn ../../../$$folder $@/$$folder; done

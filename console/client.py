@@ -1,0 +1,218 @@
+"""Talking to an engine: finding its control socket, and asking over it.
+
+Plain http.client over a unix socket: `arc status` pays for no event loop. Every failure is said in words, with what to
+do next and the exit code that scripts rely on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import struct
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..engine.control import paths
+from ..engine.control import protocol as p
+from .exits import Exit, Failure
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_CONNECT_TIMEOUT = struct.pack("@ll", 5, 0)  # struct timeval: seconds, microseconds
+_ANSWER_TIMEOUT = 90.0  # a change waits for the end of a step, up to a minute
+
+
+class NoEngine(Failure):
+    exit_code = Exit.NO_ENGINE
+
+
+class Refused(Failure):
+    """The engine answered and said no."""
+
+    exit_code = Exit.REFUSED
+
+    def __init__(self, status: int, problem: p.Problem) -> None:
+        lines = [problem.message]
+        if len(problem.refused) > 1:  # a single one is the message already
+            lines = ["refused, nothing was applied:"]
+            lines += [f"  {name}: {each.message} ({each.reason})" for name, each in problem.refused.items()]
+        if problem.hint:
+            lines.append(problem.hint)
+        super().__init__("\n".join(lines))
+        self.status = status
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One server-sent event. `number` is set for events of the engine's log and for gaps."""
+
+    event: str
+    number: int | None
+    data: bytes
+
+
+def connected(path: Path) -> socket.socket:
+    """A connected socket, blocking. BlockingIOError when the queue of connections stays full.
+
+    The limit is the kernel's send timeout: with a timeout of Python's own a full queue would be an error at once.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEOUT)
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("arc", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = connected(self._path)
+        self.sock.settimeout(self.timeout)
+
+
+class Client:
+    """One connection to one engine. Not thread-safe."""
+
+    def __init__(self, path: Path, *, timeout: float = _ANSWER_TIMEOUT) -> None:
+        self.path = path
+        self._connection = _UnixConnection(path, timeout)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def get(self, path: str, answer: type[T], **query: Any) -> T:
+        return msgspec.json.decode(self.raw("GET", path, query=query), type=answer)
+
+    def post(self, path: str, body: msgspec.Struct, answer: type[T]) -> T:
+        return msgspec.json.decode(self.raw("POST", path, msgspec.json.encode(body)), type=answer)
+
+    def patch(self, path: str, body: msgspec.Struct, answer: type[T]) -> T:
+        return msgspec.json.decode(self.raw("PATCH", path, msgspec.json.encode(body)), type=answer)
+
+    def delete(self, path: str, answer: type[T], **query: Any) -> T:
+        return msgspec.json.decode(self.raw("DELETE", path, query=query), type=answer)
+
+    def raw(
+        self, method: str, path: str, body: bytes | None = None, query: dict[str, Any] | None = None
+    ) -> bytes:
+        """The answer's body as it came. Raises Refused when the engine says no, NoEngine when it does not answer."""
+        with self._failures():
+            self._connection.request(method, _target(path, query), body=body)
+            response = self._connection.getresponse()
+            content = response.read()
+        if response.status != 200:
+            raise _refused(response.status, content)
+        return content
+
+    def stream(self, **query: Any) -> Iterator[StreamEvent]:
+        """Server-sent events until the engine ends them or goes away. Nothing else can be asked on this connection."""
+        with self._failures():
+            self._connection.request("GET", _target("/v1/stream", query))
+            response = self._connection.getresponse()
+            if response.status != 200:
+                raise _refused(response.status, response.read())
+            yield from _events(response)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise NoEngine(f"no engine answers at {self.path}: start one with `arc serve`") from None
+        except BlockingIOError:
+            raise NoEngine(f"{self.path} takes no more connections: close a console and try again") from None
+        except PermissionError:
+            raise NoEngine(f"{self.path} is another user's: ask its owner for control.group") from None
+        except TimeoutError:
+            raise NoEngine(f"the engine at {self.path} did not answer in time: see its log") from None
+        except (ConnectionError, http.client.HTTPException) as error:
+            raise NoEngine(
+                f"the engine at {self.path} went away ({type(error).__name__}): `arc ps` lists those that run, "
+                "`arc dump --post-mortem` says what its last step was doing"
+            ) from None
+
+
+def _target(path: str, query: dict[str, Any] | None) -> str:
+    given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+    return f"{path}?{urllib.parse.urlencode(given)}" if given else path
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _refused(status: int, content: bytes) -> Refused:
+    try:
+        return Refused(status, msgspec.json.decode(content, type=p.Problem))
+    except msgspec.DecodeError:
+        shown = content[:200].decode("utf-8", "replace")
+        return Refused(
+            status, p.Problem(error="unknown answer", message=f"the engine answered {status}: {shown}")
+        )
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[StreamEvent]:
+    event, number = "", None
+    for raw in response:
+        field, _, value = raw.rstrip(b"\n").partition(b": ")
+        if field == b"event":
+            event = value.decode()
+        elif field == b"id":
+            number = int(value)
+        elif field == b"data":
+            yield StreamEvent(event, number, value)
+            event, number = "", None
+
+
+def find(name: str | None) -> Path:
+    """The control socket of the engine called `name`, else of the only one there is."""
+    found = paths.sockets()
+    if name is not None:
+        matching = [path for path in found if path.stem == name]
+        if matching:
+            return matching[0]
+        raise NoEngine(f"no engine is named {name}{_there_are(found)}")
+    alive = [path for path in found if answers(path)]
+    if len(alive) == 1:
+        return alive[0]
+    if not alive:
+        raise NoEngine(
+            f"no engine runs here: start one with `arc serve` (looked in {paths.runtime_folder()}; "
+            "XDG_RUNTIME_DIR must be the engine's own)"
+        )
+    raise Failure(f"several engines run here: choose one with --engine{_there_are(alive)}")
+
+
+def answers(path: Path) -> bool:
+    """Whether something listens there: the socket of a killed engine stays behind and refuses."""
+    try:
+        connected(path).close()
+    except BlockingIOError:
+        return True  # its queue of connections is full: somebody is there
+    except OSError:
+        return False
+    return True
+
+
+def _there_are(found: list[Path]) -> str:
+    return "; there are: " + ", ".join(path.stem for path in found) if found else "; none runs here"
+
+
+def connect(name: str | None) -> Client:
+    return Client(find(name))

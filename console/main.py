@@ -1,0 +1,60 @@
+"""The `arc` command. Nothing heavy is imported here: every subcommand brings its own imports."""
+
+from __future__ import annotations
+
+import click
+
+from .lazy import LazyCommand
+
+# name: (module:command, summary). A module is relative to this package and imported when its command runs.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": (".commands.serve:serve", "Start an engine in this folder."),
+    "check": (".commands.check:check", "Check this folder's configuration without starting."),
+    "profiles": (".commands.profiles:profiles", "List profiles, or show one with each value's source."),
+    "status": (".commands.status:status", "Show what the engine is doing now."),
+    "ps": (".commands.ps:ps", "List the engines on this machine."),
+    "flags": (".commands.flags:flags", "List flags: value, source, bounds, reach, meaning."),
+    "get": (".commands.flags:get", "Print one flag's value."),
+    "set": (".commands.change:set_", "Change flags while the engine runs."),
+    "unset": (".commands.change:unset", "Take runtime values away."),
+    "apply": (".commands.change:apply", "Apply a profile's live flags at once."),
+    "save": (".commands.save:save", "Write runtime values to arc.toml."),
+    "events": (".commands.events:events", "Show what happened, and with -f what happens."),
+    "sequences": (".commands.sequences:sequences", "List what runs and what waits, and why."),
+    "cancel": (".commands.sequences:cancel", "Cancel sequences by id."),
+    "pause": (".commands.change:pause", "Admit nothing; what runs goes on."),
+    "resume": (".commands.change:resume", "Admit again."),
+    "drain": (".commands.drain:drain", "Finish the work there is, then stop the engine."),
+    "mark": (".commands.mark:mark", "Put a named line into events and charts."),
+    "dump": (".commands.dump:dump", "Write everything known to a file, or read a flight recording."),
+}
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from ..engine.version import revision, version
+
+    click.echo(f"arc {version()} ({revision()})")
+    context.exit()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and the git revision.",
+)
+def arc() -> None:
+    """Serve DeepSeek-family models, and operate the engine while it runs."""
+
+
+for _name, (_target, _summary) in COMMANDS.items():
+    arc.add_command(LazyCommand(_name, _target, _summary))
+
+
+def main() -> None:
+    arc(prog_name="arc")

@@ -1,0 +1,162 @@
+"""From the prompt forms of the API to token ids, with the checks that need the model: vocabulary and context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..text.chat import ChatTemplate, ChatTemplateError
+from ..text.tokenizer import Tokenizer
+from .bodies import ChatBody, Message, TokenizeBody
+from .errors import bad_request
+
+LONG_TEXT = 32_768  # characters; from here on tokenizing takes long enough to be kept off the event loop
+ROLES = ("system", "developer", "user", "assistant")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as the engine takes it; `text` is None where it came as token ids."""
+
+    ids: tuple[int, ...]
+    text: str | None
+
+
+class PromptReader:
+    """Turns prompts into token ids for one model."""
+
+    def __init__(self, tokenizer: Tokenizer | None, template: ChatTemplate | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._vocab_size = vocab_size
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, for what cannot be done without one."""
+        if self._tokenizer is None:
+            raise bad_request(
+                "this model's folder has no tokenizer.json: send prompts as token ids to /v1/completions, without text",
+                code="no_tokenizer",
+            )
+        return self._tokenizer
+
+    async def completion(
+        self, prompt: str | list[str | int | list[int]], add_special: bool, param: str = "prompt"
+    ) -> list[Prompt]:
+        """The one or several prompts of `/v1/completions`."""
+        if isinstance(prompt, str):
+            return [await self.text(prompt, add_special, param)]
+        if not prompt:
+            raise bad_request(f"'{param}' is empty", param, "invalid_value")
+        if all(isinstance(item, int) for item in prompt):
+            return [self.ids(prompt, param)]  # pyright: ignore[reportArgumentType]  # narrowed by all()
+        if not all(isinstance(item, str) for item in prompt) and not all(
+            isinstance(item, list) for item in prompt
+        ):
+            raise bad_request(
+                f"'{param}' mixes forms: give one text, one list of token ids, a list of texts or a list of such lists",
+                param,
+                "invalid_value",
+            )
+        return [
+            await self.text(item, add_special, f"{param}[{i}]")
+            if isinstance(item, str)
+            else self.ids(item, f"{param}[{i}]")  # pyright: ignore[reportArgumentType]  # no int is left here
+            for i, item in enumerate(prompt)
+        ]
+
+    async def text(self, text: str, add_special: bool, param: str) -> Prompt:
+        ids = await self.encode(text, add_special)
+        if not ids:
+            raise bad_request(f"'{param}' has no tokens", param, "invalid_value")
+        return Prompt(tuple(ids), text)
+
+    async def encode(self, text: str, add_special: bool) -> list[int]:
+        """Token ids of any text, also of none."""
+        tokenizer = self.tokenizer
+        return await _off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
+
+    def ids(self, ids: Sequence[int], param: str) -> Prompt:
+        if not ids:
+            raise bad_request(f"'{param}' is empty", param, "invalid_value")
+        worst = max(ids)
+        if worst >= self._vocab_size:
+            raise bad_request(
+                f"'{param}[{list(ids).index(worst)}]' is {worst}; this model's token ids end at {self._vocab_size - 1}",
+                param,
+                "invalid_value",
+            )
+        return Prompt(tuple(ids), None)
+
+    async def chat(self, body: ChatBody | TokenizeBody) -> Prompt:
+        """The prompt of a chat: the model's own template over the messages."""
+        tokenizer = self.tokenizer
+        template = self._template
+        if template is None:
+            raise bad_request(
+                "this model has no chat template: use /v1/completions", "messages", "no_chat_template"
+            )
+        messages = [_plain(message, f"messages[{i}]") for i, message in enumerate(body.messages or ())]
+        continues = bool(body.continue_final_message)
+        add_generation_prompt = (
+            not continues if body.add_generation_prompt is None else body.add_generation_prompt
+        )
+
+        def encode() -> list[int]:
+            text = template.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continues,
+                variables=body.chat_template_kwargs,
+            )
+            return tokenizer.encode(text, add_special=bool(body.add_special_tokens))
+
+        try:
+            ids = await _off_loop(_size(messages), encode)
+        except ChatTemplateError as error:
+            raise bad_request(str(error), "messages", "invalid_value") from None
+        if not ids:
+            raise bad_request("the messages have no tokens", "messages", "invalid_value")
+        return Prompt(tuple(ids), None)
+
+
+def _plain(message: Message, param: str) -> dict[str, Any]:
+    """A message as templates read it. `developer` is OpenAI's newer word for `system`; templates know the older."""
+    if message.role not in ROLES:
+        raise bad_request(
+            f"'{param}.role' is '{message.role}'; served are {', '.join(ROLES)}",
+            f"{param}.role",
+            "invalid_value",
+        )
+    role = "system" if message.role == "developer" else message.role
+    if message.content is None and role != "assistant":  # clients write null for an answer that was empty
+        raise bad_request(f"'{param}.content' is required", f"{param}.content", "missing_required_parameter")
+    if not isinstance(message.content, list):
+        return {"role": role, "content": message.content or ""}
+    for i, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            where = f"{param}.content[{i}]"
+            raise bad_request(
+                f"'{where}' has type '{part.type}'; this model reads parts of type 'text' with a 'text'",
+                f"{where}.type",
+                "invalid_value",
+            )
+    return {"role": role, "content": [{"type": "text", "text": part.text} for part in message.content]}
+
+
+def _size(messages: list[dict[str, Any]]) -> int:
+    """Characters of content, about."""
+    contents = [message["content"] for message in messages]
+    return sum(
+        len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+        for content in contents
+    )
+
+
+async def _off_loop(size: int, work: Callable[[], Result]) -> Result:
+    """`work` here when it is short, else in a thread: the event loop serves every other stream meanwhile."""
+    return await asyncio.to_thread(work) if size >= LONG_TEXT else work()

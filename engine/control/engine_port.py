@@ -1,0 +1,69 @@
+"""What the control server sees of the engine. The engine's core implements it; tests do with a simulated engine.
+
+The control server runs on its own thread and event loop. Everything here is either a value that is replaced whole and
+never changed, a number read without a lock, or a command that the engine thread carries out at a step border.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import msgspec
+
+from ..config import Settings
+from ..core.interface import EngineInfo
+from ..telemetry.records import Counters, StepRecord
+from .changes import Pending
+from .commands import Command
+from .events import EventLog
+from .protocol import MemoryPart, Pages, SequenceView
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's state at one step border: the gauges agree with each other and with the table."""
+
+    taken: float  # time.monotonic()
+    step: int  # the last finished step
+    running: int
+    waiting: int
+    waiting_by_reason: dict[str, int]
+    effective_batch: int
+    pages: Pages
+    draining: bool
+    sequences: tuple[SequenceView, ...]  # running ones first, each group by arrival
+
+
+class ControlPort(Protocol):
+    info: EngineInfo
+    counters: Counters
+    events: EventLog
+    step_ring: deque[StepRecord]  # the newest steps, oldest first; readers copy it
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force: one consistent set, replaced on change."""
+        ...
+
+    @property
+    def pending(self) -> tuple[Pending, ...]:
+        """Time-limited changes that are yet to end; replaced whole on change."""
+        ...
+
+    def published(self) -> Published:
+        """The newest published state. Never blocks; `taken` says how old it is."""
+        ...
+
+    def request_publish(self) -> None:
+        """Ask for a fresh state at the next step border; an idle engine is woken. Nobody asks: none is built."""
+        ...
+
+    def call(self, command: Command) -> Future[Any]:
+        """Have the engine thread carry out a command at a step border; the result's type is the command's own."""
+        ...
+
+    def memory(self) -> Sequence[MemoryPart]:
+        """The parts that the engine knows of, such as weights and KV. Callable from any thread; never blocks."""
+        ...

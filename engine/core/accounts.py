@@ -1,0 +1,74 @@
+"""Keeps the engine's counters: what each step, each token and each end adds to them. The engine thread's alone."""
+
+from __future__ import annotations
+
+from ..scheduler.scheduler import Scheduler
+from ..scheduler.types import Step
+from ..sequence import FinishReason, Sequence
+from ..telemetry.records import Counters, StepRecord
+
+
+class Accounts:
+    def __init__(self, counters: Counters, scheduler: Scheduler) -> None:
+        self._counters = counters
+        self._scheduler = scheduler
+
+    def formed(self, step: Step, began: float) -> None:
+        """Count a prompt once, at its first admission: a comeback after preemption is not new work."""
+        counters = self._counters
+        counters.prefix_queries += step.prefix_queries
+        counters.prefix_hits += step.prefix_hits
+        counters.recomputed_tokens += step.recomputed_tokens
+        for seq in step.admitted:
+            if seq.admitted_at == began:
+                counters.prompt_tokens += seq.prompt_len
+                counters.queue.observe(began - seq.request.arrival)
+                counters.prompt_length.observe(seq.prompt_len)
+
+    def token(self, seq: Sequence, now: float) -> None:
+        counters = self._counters
+        counters.generation_tokens += 1
+        if seq.last_token_at is None:
+            seq.first_token_at = now
+            counters.time_to_first_token.observe(now - seq.request.arrival)
+        else:
+            counters.inter_token.observe(now - seq.last_token_at)
+        seq.last_token_at = now
+
+    def ended(self, seq: Sequence, reason: FinishReason, now: float) -> None:
+        """Every end, in any state, reaches the counters; a time that has no beginning is left out, not 0."""
+        seq.finished_at = now
+        counters = self._counters
+        counters.finished[reason] += 1
+        counters.end_to_end.observe(now - seq.request.arrival)
+        counters.generation_length.observe(seq.output_len)
+        if seq.admitted_at is not None:
+            counters.inference.observe(now - seq.admitted_at)
+            if seq.first_token_at is not None:
+                counters.prefill.observe(seq.first_token_at - seq.admitted_at)
+                counters.decode.observe(now - seq.first_token_at)
+        if seq.first_token_at is not None and seq.last_token_at is not None and seq.output_len > 1:
+            span = seq.last_token_at - seq.first_token_at
+            counters.time_per_output_token.observe(span / (seq.output_len - 1))
+
+    def stepped(self, record: StepRecord, tokens: int) -> None:
+        counters = self._counters
+        counters.steps += 1
+        counters.effective_batch = record.rows
+        counters.preemptions += record.preempted
+        counters.step_tokens.observe(tokens)
+        counters.last_step_at = record.started + record.wall
+        seconds = counters.step_seconds
+        seconds["schedule"] += record.schedule
+        seconds["forward"] += record.forward
+        seconds["sample"] += record.sample
+        seconds["publish"] += record.publish
+
+    def refresh(self) -> None:
+        """The gauges of now; called when idle too, so that they never stay up after the work is gone."""
+        counters, scheduler, pages = self._counters, self._scheduler, self._scheduler.pages
+        counters.running = scheduler.running_count
+        counters.waiting = scheduler.waiting_count
+        counters.pages_used = pages.used
+        counters.pages_cached = pages.cached
+        counters.pages_free = pages.free

@@ -1,0 +1,195 @@
+"""Builds one engine from its settings. The only place that knows all the parts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...kernels.dispatch import KernelSet, resolve
+from ...kernels.operations import Target
+from ..config import Settings
+from ..control.events import EventLog
+from ..control.protocol import NA, MemoryPart
+from ..control.recorder import Recorder
+from ..model.cache import LatentCache, bytes_per_page
+from ..model.checkpoint import Checkpoint, serving_dtype
+from ..model.deepseek import DeepseekModel
+from ..model.generation import GenerationDefaults, read_generation_defaults
+from ..model.hf_config import read_config
+from ..sampling.sampler import Sampler
+from ..scheduler.pages import PageManager
+from ..scheduler.scheduler import Scheduler
+from ..telemetry.records import Counters
+from ..text.chat import ChatTemplate
+from ..text.tokenizer import Tokenizer
+from ..version import revision, version
+from . import capacity
+from .ending import EndRules
+from .engine import Engine
+from .handle import LocalHandle
+from .inbox import Inbox
+from .interface import EngineInfo
+from .port import EnginePort, StepRing, scheduler_config
+from .runner import Runner
+
+log = logging.getLogger("arc.engine")
+
+CARRIED = Path(__file__).resolve().parent.parent / "carried" / "austen"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What the API needs to speak text: all of it may be missing from a folder of weights alone."""
+
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    defaults: GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """One engine, built and not yet running."""
+
+    info: EngineInfo
+    handle: LocalHandle
+    port: EnginePort
+    engine: Engine
+    text: Text
+    kernels: KernelSet
+    recorder: Recorder | NA
+
+    def start(self) -> threading.Thread:
+        thread = threading.Thread(target=self.engine.run, name="arc-engine", daemon=True)
+        thread.start()
+        return thread
+
+
+def model_folder(settings: Settings) -> Path:
+    path = settings.get_str("model.path")
+    return CARRIED if path == "carried" else Path(path).expanduser()
+
+
+def device_of(settings: Settings) -> torch.device:
+    """Raises ValueError when the settings name a card that is not there."""
+    choice = settings.get_str("model.device")
+    if choice == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(choice)
+    if device.type == "cuda" and (
+        not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
+    ):
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        raise ValueError(
+            f"model.device = {choice}: torch sees {found} CUDA cards; cpu and auto are always there"
+        )
+    return device
+
+
+def assemble(
+    settings: Settings,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    on_drained: Callable[[], None] = lambda: None,
+    put_in_force: Callable[[Settings], None] = lambda _settings: None,
+    recording: Path | None = None,
+) -> Assembly:
+    """Load the model and build the engine around it; nothing runs yet. `recording`: the flight recorder's file.
+
+    Raises CheckpointError or WeightError for a folder that cannot be served, CapacityError when the memory does not
+    hold what the settings ask for, KernelError or ValueError for a device or a backend that is not there.
+    """
+    threads = settings.get_int_or_none("cpu.threads")
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    folder = model_folder(settings)
+    config = read_config(folder)
+    dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
+    kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype))
+    source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
+    model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels)
+    source.finish()
+    text = Text(Tokenizer.load(folder), ChatTemplate.load(folder), read_generation_defaults(folder))
+    page_size = settings.get_int("cache.page_size")
+    sized = capacity.plan(
+        free=capacity.free_memory(device),
+        on_card=device.type == "cuda",
+        page_bytes=bytes_per_page(config, page_size, dtype),
+        page_size=page_size,
+        memory_mib=settings.get_int_or_none("cache.memory_mib"),
+        max_running=settings.get_int("sched.max_running"),
+        max_len=settings.get_int_or_none("model.max_len"),
+        model_limit=config.max_position,
+    )
+    log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
+    pages = sized.pages + 1  # and the null page
+    cache = LatentCache(config.layers, pages, page_size, config.latent_width, dtype=dtype, device=device)
+    name = settings.get_str("model.name")
+    info = EngineInfo(
+        name=settings.get_str("control.name"),
+        model=folder.resolve().name if name == "auto" else name,
+        model_path=str(folder),
+        model_type=config.model_type,
+        parameters=model.parameters,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        max_model_len=sized.max_model_len,
+        vocab_size=config.vocab_size,
+        page_size=page_size,
+        pages=sized.pages,
+        version=version(),
+        revision=revision(),
+        pid=os.getpid(),
+        started=time.time(),
+        profile=settings.profile,
+    )
+    eos = text.tokenizer.eos_ids if text.tokenizer is not None else text.defaults.eos_ids
+    memory = (
+        MemoryPart(component="weights", place=str(device), bytes=model.weight_bytes),
+        MemoryPart(component="KV cache, reserved", place=str(device), bytes=sized.bytes),
+    )
+    recorder = _recorder(recording, info, settings)
+    counters, inbox, ring = Counters(pages_total=sized.pages), Inbox(), StepRing()
+    events = EventLog(sink=None if isinstance(recorder, NA) else recorder.event)
+    if not isinstance(recorder, NA):
+        ring.opened, ring.closed = recorder.opened, recorder.closed
+    handle = LocalHandle(info, counters, inbox, lambda: port.settings)
+    engine = Engine(
+        scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
+        runner=Runner(model, cache, Sampler(config.vocab_size, device, eos), page_size, sized.pages),
+        inbox=inbox,
+        counters=counters,
+        rules=EndRules(eos, sized.max_model_len),
+        deliver=handle.deliver,
+        died=handle.died,
+        observer=ring,
+        events=events,
+    )
+    port = EnginePort(
+        engine=engine,
+        handle=handle,
+        info=info,
+        settings=settings,
+        events=events,
+        ring=ring,
+        memory=memory,
+        put_in_force=put_in_force,
+        on_drained=on_drained,
+    )
+    return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:
+    """An engine without a flight recorder is worth having, but not in silence."""
+    if path is None:
+        return NA("it was not asked for")
+    try:
+        return Recorder(path, info, settings.values())
+    except OSError as error:
+        log.warning("no flight recorder: %s: %s", path, error.strerror)
+        return NA(f"{path}: {error.strerror}")

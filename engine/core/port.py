@@ -1,0 +1,285 @@
+"""The control side's view of the engine thread, and what it may ask of it (engine/control/engine_port.py).
+
+`call`, `published`, `request_publish` and the attributes are for any thread; everything else here runs on the engine
+thread at a step border.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, assert_never
+
+from ..config import Settings
+from ..control import commands
+from ..control.changes import FlagChanges, Pending
+from ..control.engine_port import Published
+from ..control.events import EventLog
+from ..control.protocol import Applied, Cancelled, DrainStarted, Flushed, MemoryPart, Pages, SequenceView
+from ..flags import FlagError, FlagReason, Value
+from ..scheduler.types import SchedulerConfig
+from ..sequence import FinishReason, Sequence, Status
+from ..telemetry.records import StepRecord
+from .engine import Engine
+from .handle import LocalHandle
+from .interface import EngineInfo
+
+log = logging.getLogger("arc.engine")
+
+STEPS_KEPT = 4096
+
+
+def scheduler_config(settings: Settings) -> SchedulerConfig:
+    """The scheduler's part of the settings."""
+    admission, losers = settings.get_str("admission.policy"), settings.get_str("admission.bucket_losers")
+    order = settings.get_str("sched.order")
+    assert admission in ("ragged", "bucketed") and losers in ("wait", "preempt")
+    assert order in ("fcfs", "prefix", "priority")
+    return SchedulerConfig(
+        max_running=settings.get_int("sched.max_running"),
+        max_step_tokens=settings.get_int("sched.max_step_tokens"),
+        prefill_chunk=settings.get_int("sched.prefill_chunk"),
+        order=order,
+        paused=settings.get_bool("sched.paused"),
+        admission=admission,
+        bucket_losers=losers,
+        prefix_cache=settings.get_bool("cache.prefix"),
+        page_cap=settings.get_int_or_none("cache.page_cap"),
+    )
+
+
+class StepRing:
+    """The newest steps, for whoever attaches late; the flight recorder is told of each as well."""
+
+    def __init__(self) -> None:
+        self.records: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
+        self.opened: Callable[[int, int], None] = lambda _index, _rows: None
+        self.closed: Callable[[StepRecord], None] = lambda _record: None
+
+    def step_opened(self, index: int, rows: int) -> None:
+        self.opened(index, rows)
+
+    def step_closed(self, record: StepRecord) -> None:
+        self.records.append(record)
+        self.closed(record)
+
+
+class EnginePort:
+    """Implements ControlPort over an engine thread of this process."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        handle: LocalHandle,
+        info: EngineInfo,
+        settings: Settings,
+        events: EventLog,
+        ring: StepRing,
+        memory: tuple[MemoryPart, ...],
+        put_in_force: Callable[[Settings], None],
+        on_drained: Callable[[], None],
+    ) -> None:
+        """`put_in_force` applies what lies outside the scheduler (log level, kernels). `on_drained` is called once,
+        on the engine thread, when a drain has come to its end."""
+        self.info = info
+        self.counters = engine.counters
+        self.events = events
+        self.step_ring = ring.records
+        self._engine = engine
+        self._handle = handle
+        self._memory = memory
+        self._put_in_force = put_in_force
+        self._on_drained = on_drained
+        self._changes = FlagChanges(
+            settings, events, envelope=self._envelope, drains=self._drains, on_change=self._on_change
+        )
+        self._draining = False
+        self._drain_until: float | None = None
+        self._drain_done = False
+        self._wanted = False
+        self._published = self._build()
+        engine.at_border = self._at_border
+        engine.idle_until = self._idle_until
+
+    # -- from any thread ------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        return self._changes.settings
+
+    @property
+    def pending(self) -> tuple[Pending, ...]:
+        return self._changes.pending
+
+    def published(self) -> Published:
+        return self._published
+
+    def request_publish(self) -> None:
+        self._wanted = True
+        self._engine.inbox.poke()
+
+    def call(self, command: commands.Command) -> Future[Any]:
+        return self._engine.inbox.call(lambda: self._carry_out(command))
+
+    def memory(self) -> tuple[MemoryPart, ...]:
+        return self._memory
+
+    # -- at a step border -----------------------------------------------------------------------------------------
+
+    def _at_border(self) -> None:
+        now = time.monotonic()
+        due = self._changes.next_deadline
+        if due is not None and due <= now:
+            self._changes.expire(step=self._engine.steps, now=now)
+        if self._draining and not self._drain_done:
+            self._go_on_draining(now)
+        if self._wanted:
+            self._wanted = False
+            self._published = self._build()
+
+    def _idle_until(self) -> float | None:
+        waits = [self._changes.next_deadline, self._drain_until if not self._drain_done else None]
+        return min((each for each in waits if each is not None), default=None)
+
+    def _carry_out(self, command: commands.Command) -> object:
+        step, now = self._engine.steps, time.monotonic()
+        match command:
+            case commands.SetFlags():
+                return self._set_flags(command, step, now)
+            case commands.Cancel():
+                return self._cancel(command, step)
+            case commands.Drain():
+                return self._drain(command, step, now)
+            case commands.FlushPrefix():
+                return self._flush_prefix(step)
+            case commands.TrimAllocator():
+                raise commands.Unsupported(
+                    "there is no allocator to trim: buffers are the system's own in this build"
+                )
+            case _:
+                assert_never(command)
+
+    def _set_flags(self, command: commands.SetFlags, step: int, now: float) -> Applied:
+        return self._changes.apply(command, step=step, now=now)
+
+    def _cancel(self, command: commands.Cancel, step: int) -> Cancelled:
+        known = self._engine.sequences
+        ids = tuple(known) if command.ids is None else command.ids
+        found = [known[each] for each in dict.fromkeys(ids) if each in known]
+        detail = f"cancelled by uid {command.actor.uid}"
+        if command.actor.reason:
+            detail += f": {command.actor.reason}"
+        self._engine.end(found, FinishReason.CANCELLED, detail)
+        return Cancelled(
+            step=step,
+            ended=tuple(seq.id for seq in found),
+            unknown=tuple(each for each in dict.fromkeys(ids) if each not in {seq.id for seq in found}),
+            left=len(known),
+        )
+
+    def _drain(self, command: commands.Drain, step: int, now: float) -> DrainStarted:
+        self._handle.drain()
+        self._draining = True
+        until = None if command.deadline is None else now + command.deadline
+        # A second drain may only bring the end nearer: whoever asked for the first one relies on it.
+        if until is not None:
+            self._drain_until = until if self._drain_until is None else min(until, self._drain_until)
+        scheduler = self._engine.scheduler
+        return DrainStarted(
+            step=step,
+            running=scheduler.running_count,
+            waiting=scheduler.waiting_count,
+            until=None if self._drain_until is None else time.time() + self._drain_until - now,
+        )
+
+    def _go_on_draining(self, now: float) -> None:
+        engine = self._engine
+        if engine.sequences and self._drain_until is not None and now >= self._drain_until:
+            engine.end(
+                list(engine.sequences.values()),
+                FinishReason.CANCELLED,
+                "the engine's drain reached its deadline",
+            )
+        if not engine.sequences and not engine.inbox.pending_requests:
+            self._drain_done = True
+            self._on_drained()
+
+    def _flush_prefix(self, step: int) -> Flushed:
+        flush = self._engine.scheduler.pages.flush()
+        return Flushed(step=step, dropped=flush.dropped, kept=flush.kept, why_kept=flush.why_kept or "")
+
+    # -- flags ----------------------------------------------------------------------------------------------------
+
+    def _envelope(self, values: Mapping[str, Value]) -> Mapping[str, FlagError]:
+        """Why this engine, as it was started, cannot have these values."""
+        refused: dict[str, FlagError] = {}
+        cap = values.get("cache.page_cap")
+        if isinstance(cap, int) and cap > self.info.pages:
+            refused["cache.page_cap"] = FlagError(
+                "cache.page_cap",
+                FlagReason.BOUNDS,
+                f"cache.page_cap: {cap} is more than the {self.info.pages} pages reserved at start",
+            )
+        return refused
+
+    def _drains(self, old: Settings, new: Settings) -> tuple[str, ...]:
+        drains: list[str] = []
+        running, cap = self._engine.scheduler.running_count, new.get_int("sched.max_running")
+        if cap < old.get_int("sched.max_running") and running > cap:
+            drains.append(
+                f"{running - cap} running sequences above the new cap of {cap} finish before any is admitted"
+            )
+        pages, used = new.get_int_or_none("cache.page_cap"), self._engine.scheduler.pages.used
+        if pages is not None and used > pages:
+            drains.append(
+                f"{used - pages} pages above the new cap of {pages} come back as their sequences end"
+            )
+        return tuple(drains)
+
+    def _on_change(self, old: Settings, new: Settings) -> None:
+        self._put_in_force(new)
+        self._engine.scheduler.configure(scheduler_config(new))
+
+    # -- what is published ----------------------------------------------------------------------------------------
+
+    def _build(self) -> Published:
+        engine = self._engine
+        scheduler, pages, now = engine.scheduler, engine.scheduler.pages, time.monotonic()
+        sequences = [*scheduler.running, *scheduler.waiting]
+        return Published(
+            taken=now,
+            step=engine.steps - 1,
+            running=scheduler.running_count,
+            waiting=scheduler.waiting_count,
+            waiting_by_reason={str(reason): count for reason, count in scheduler.waiting_by_reason().items()},
+            effective_batch=engine.counters.effective_batch,
+            pages=Pages(total=self.info.pages, used=pages.used, cached=pages.cached, free=pages.free),
+            draining=self._draining,
+            sequences=tuple(_view(seq, now) for seq in sequences),
+        )
+
+
+def _view(seq: Sequence, now: float) -> SequenceView:
+    arrival = seq.request.arrival
+    return SequenceView(
+        id=seq.id,
+        number=seq.number,
+        status=str(seq.status),
+        wait_reason=str(seq.wait_reason) if seq.status is Status.WAITING and seq.wait_reason else None,
+        priority=seq.request.priority,
+        prompt_tokens=seq.prompt_len,
+        output_tokens=seq.output_len,
+        max_tokens=seq.request.params.max_tokens,
+        computed=seq.computed,
+        cached_prefix=seq.cached_prefix,
+        pages=len(seq.pages),
+        preemptions=seq.preemptions,
+        age=now - arrival,
+        queued=None if seq.admitted_at is None else seq.admitted_at - arrival,
+        first_token=None if seq.first_token_at is None else seq.first_token_at - arrival,
+        since_token=None if seq.last_token_at is None else now - seq.last_token_at,
+    )

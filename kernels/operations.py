@@ -1,0 +1,207 @@
+"""The operations that a model's forward pass is made of, as contracts.
+
+An operation that needs weights packs them itself: what `pack` returns is opaque and goes back to the same operation, so
+that a backend is free in its layout. An operation that works from the batch's lengths plans on the host once a step;
+the plan serves every layer and is opaque too.
+
+Sizes in the docstrings: T tokens of the step, R rows, h heads, H hidden, E experts, k experts a token, I an expert's
+intermediate size, `rank` = kv_lora_rank, `nope` / `rope` = the two parts of a query head, v = v_head_dim, and
+W = rank + rope, the width of a cached token. Activations have the model's dtype unless a line says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Packed = Any  # weights in a backend's own layout
+Plan = Any  # a backend's host-side plan of one step
+Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and in which dtype the operations will run."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a backend does not offer an operation for a target, in words for an operator."""
+
+    reason: str
+
+
+class RmsNorm(Protocol):
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        """x / rms(x) * weight over the last dimension, computed in fp32 (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+        x [T, n] of any float dtype, rows possibly strided; weight [n] fp32; gives [T, n] in `dtype`.
+        """
+        ...
+
+
+class AddRmsNorm(Protocol):
+    def __call__(self, residual: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add `update` [T, H] to `residual` [T, H] fp32 in place; give rms_norm of the sum in update's dtype."""
+        ...
+
+
+class Rope(Protocol):
+    def __call__(self, x: Tensor, turns: Tensor) -> None:
+        """Turn the pairs (0, 1), (2, 3), ... of x [T, n, rope] in place (Su et al. 2021, arXiv:2104.09864).
+
+        turns [T, rope / 2] complex64: one factor a pair, cos + i sin, times the attention factor of YaRN.
+        """
+        ...
+
+
+class LatentWrite(Protocol):
+    def __call__(
+        self, kv: Tensor, cache: Tensor, slots: Tensor, *, weight: Tensor, eps: float, turns: Tensor
+    ) -> None:
+        """Write each token's latent to its slot of one layer's cache.
+
+        kv [T, W]: the down-projection, which may be overwritten. The latent part is normalised by `weight` [rank] fp32,
+        the rope part is turned by `turns` as `Rope` does. cache [pages * page_size, W]; slots [T] int64, all different.
+        """
+        ...
+
+
+class Linear(Protocol):
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, kept: bool = False) -> Packed:
+        """weight [N, K], bias [N]. `kept`: the caller holds on to the weight, so a packed copy would double it."""
+        ...
+
+    def __call__(self, x: Tensor, packed: Packed) -> Tensor:
+        """x [T, K], rows possibly strided; gives [T, N]."""
+        ...
+
+
+class GatedMlp(Protocol):
+    def pack(self, gate_up: Tensor, down: Tensor) -> Packed:
+        """gate_up [2, I, H]: gate, then up; down [H, I]."""
+        ...
+
+    def __call__(self, x: Tensor, packed: Packed) -> Tensor:
+        """(silu(x gate^T) * (x up^T)) down^T: [T, H] to [T, H] (Shazeer 2020, arXiv:2002.05202)."""
+        ...
+
+
+class KvUp(Protocol):
+    """The latent's up-projection kv_b_proj, a head at a time, used in three ways."""
+
+    def pack(self, key_up: Tensor, value_up: Tensor) -> Packed:
+        """key_up [h, nope, rank], value_up [h, v, rank]."""
+        ...
+
+    def absorb(self, q_nope: Tensor, packed: Packed) -> Tensor:
+        """Queries moved into the latent's space: q_nope [R, h, nope], strided, to [R, h, rank], possibly strided.
+
+        (q k_up) . latent = q . (k_up latent): DeepSeek-V2, arXiv:2405.04434, 2.1.2.
+        """
+        ...
+
+    def value(self, out: Tensor, packed: Packed) -> Tensor:
+        """Attention's result moved from the latent's space to the heads': out [R, h, rank], strided, to [R, h, v]."""
+        ...
+
+    def expand(self, latents: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Keys [h, L, nope] and values [h, L, v] of latents [L, rank]; all possibly strided."""
+        ...
+
+
+class MlaDecode(Protocol):
+    """Attention of one query token a row over paged latents, absorbed: the latent is key and value at once."""
+
+    def plan(self, lengths: Sequence[int], block_tables: Tensor, page_size: int, width: int) -> Plan:
+        """lengths: R KV lengths, each at least 1; block_tables [R, P] int64 with P pages enough for the longest."""
+        ...
+
+    def __call__(self, q: Tensor, cache: Tensor, plan: Plan, *, scale: float, rank: int) -> Tensor:
+        """q [R, h, W]: absorbed, then turned rope part; cache [slots, W]; gives [R, h, rank], possibly strided.
+
+        What a cache slot past a row's length holds never matters, as long as products with it stay finite.
+        """
+        ...
+
+
+class MlaPrefill(Protocol):
+    """Causal attention of prompt chunks over paged latents, which are expanded to keys and values."""
+
+    def plan(
+        self, lengths: Sequence[int], counts: Sequence[int], block_tables: Tensor, page_size: int, heads: int
+    ) -> Plan:
+        """Row r's counts[r] >= 1 queries are the last of its lengths[r] tokens; all of them are in the cache."""
+        ...
+
+    def __call__(
+        self, q: Tensor, cache: Tensor, plan: Plan, *, scale: float, rank: int, expand: Expand
+    ) -> Tensor:
+        """q [T, h, nope + rope] of the rows' queries one after the other; gives [T, h, v].
+
+        `expand` gives keys [h, L, nope] and values [h, L, v] of latents [L, rank].
+        """
+        ...
+
+
+class RoutingSpec(Protocol):
+    """How the gate chooses; the model's config has these fields, with these meanings."""
+
+    @property
+    def scoring(self) -> str: ...  # softmax | sigmoid
+    @property
+    def experts(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def top_groups(self) -> int: ...
+    @property
+    def method(self) -> str: ...  # greedy | group_max | group_top2
+    @property
+    def normalise(self) -> bool: ...
+    @property
+    def scale(self) -> float: ...
+
+
+class MoeGate(Protocol):
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, spec: RoutingSpec
+    ) -> tuple[Tensor, Tensor]:
+        """The experts of each token: weights [T, k] fp32 and indices [T, k] int64, in no particular order.
+
+        x [T, H]; weight [E, H] fp32; bias [E] fp32 chooses but does not weigh. Scores are fp32. The groups kept
+        have top_k experts at least; under group_top2 each has two.
+        """
+        ...
+
+
+class MoeExperts(Protocol):
+    def pack(
+        self,
+        experts: Iterable[tuple[Tensor, Tensor]],
+        count: int,
+        shared: tuple[Tensor, Tensor] | None,
+        top_k: int,
+    ) -> Packed:
+        """`experts` yields gate_up [2, I, H] and down [H, I] of the `count` experts in order, once.
+
+        It reads them as it goes, so a backend that packs one at a time never holds two copies of a layer. shared: one
+        more gated MLP [2, nI, H], [H, nI] that every token takes, n whole.
+        """
+        ...
+
+    def __call__(self, x: Tensor, weights: Tensor, indices: Tensor, packed: Packed) -> Tensor:
+        """The weighted sum of each token's experts, plus the shared one: [T, H] to [T, H].
+
+        Dispatch, experts, combination and the shared expert are one operation, since the fast forms fuse them.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""`make bench`: speeds of a real `arc serve` over HTTP. Prints figures; asserts nothing about time."""

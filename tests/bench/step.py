@@ -1,0 +1,188 @@
+"""The time of one forward pass of random weights, alone: no server, no scheduler, no sampling.
+
+    python -m tests.bench.step [common | carried] [--threads N] [--dtype bfloat16] [--prefill]
+
+`common` is the checkpoint that engines are compared on (docs/performance.md), `carried` the shape of the model in this
+repository. Contexts are spread evenly over 16..768 and every token is drawn at random: repeated tokens would keep their
+experts in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+from arc.engine.model.batch import ForwardBatch
+from arc.engine.model.cache import LatentCache
+from arc.engine.model.config import ModelConfig, Rope, Routing
+from arc.engine.model.deepseek import DeepseekModel
+from arc.kernels import Target, resolve
+
+PAGE_SIZE = 16
+CONTEXT = (16, 768)
+CPU = torch.device("cpu")
+
+COMMON = ModelConfig(
+    model_type="deepseek_v3",
+    vocab_size=4096,
+    hidden=512,
+    layers=8,
+    heads=8,
+    q_lora_rank=192,
+    kv_lora_rank=512,
+    nope_dim=64,
+    rope_dim=64,
+    v_dim=128,
+    dense_intermediate=1408,
+    expert_intermediate=256,
+    shared_experts=1,
+    moe_layers=(False, *[True] * 7),
+    routing=Routing("sigmoid", 16, 4, 4, 2, "group_top2", bias=True, normalise=True, scale=2.5),
+    rope=Rope(10000.0, 64, True),
+    rms_eps=1e-6,
+    attention_bias=False,
+    tied_embeddings=False,
+    max_position=4096,
+    prediction_layers=0,
+    dtype="bfloat16",
+    fp8_block=None,
+    softmax_scale=128**-0.5,
+)
+CARRIED = replace(
+    COMMON,
+    vocab_size=2048,
+    hidden=192,
+    layers=4,
+    heads=4,
+    q_lora_rank=96,
+    kv_lora_rank=64,
+    nope_dim=32,
+    rope_dim=16,
+    v_dim=32,
+    dense_intermediate=512,
+    expert_intermediate=96,
+    moe_layers=(False, True, True, True),
+    routing=Routing("sigmoid", 8, 2, 1, 1, "group_top2", bias=True, normalise=True, scale=1.0),
+    rope=Rope(10000.0, 16, True),
+    softmax_scale=48**-0.5,
+)
+SHAPES = {"common": COMMON, "carried": CARRIED}
+
+
+class RandomSource:
+    """A checkpoint of any shape: norms of 1, everything else normal."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def get(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        rows: slice | None = None,
+    ) -> torch.Tensor:
+        tensor = torch.ones(shape) if "norm" in name else torch.randn(shape) * shape[-1] ** -0.5
+        return (tensor if rows is None else tensor[rows]).to(dtype or self._dtype)
+
+    def has(self, name: str) -> bool:
+        return True
+
+    def finish(self) -> None:
+        return
+
+
+def build(config: ModelConfig, dtype: torch.dtype) -> DeepseekModel:
+    torch.manual_seed(0)
+    kernels = resolve("auto", Target(CPU, dtype))
+    return DeepseekModel(config, RandomSource(dtype), dtype=dtype, device=CPU, kernels=kernels)
+
+
+def decode_batches(config: ModelConfig, rows: int, steps: int) -> tuple[list[ForwardBatch], int]:
+    """Batches of one token a row, each row at its context length, and the pages that they need."""
+    low, high = CONTEXT
+    lengths = (
+        [low + (high - low) * n // max(rows - 1, 1) for n in range(rows)] if rows > 1 else [(low + high) // 2]
+    )
+    most = -(-high // PAGE_SIZE)
+    order = torch.randperm(rows * most).view(rows, most)
+    tables = order[torch.randperm(rows)]
+    places = torch.tensor(lengths) - 1
+    slots = tables.gather(1, (places // PAGE_SIZE).unsqueeze(1)).squeeze(1) * PAGE_SIZE + places % PAGE_SIZE
+    batches = [
+        ForwardBatch(
+            token_ids=torch.randint(0, config.vocab_size, (rows,)),
+            positions=places,
+            slots=slots,
+            block_tables=tables,
+            lengths=tuple(lengths),
+            query_starts=tuple(range(rows + 1)),
+            decode_rows=rows,
+            sample_tokens=torch.arange(rows),
+        )
+        for _ in range(steps)
+    ]
+    return batches, rows * most
+
+
+def prompt_batches(config: ModelConfig, tokens: int, chunk: int) -> tuple[list[ForwardBatch], int]:
+    """One prompt of `tokens` tokens, `chunk` of them a step."""
+    tables = torch.arange(-(-tokens // PAGE_SIZE)).unsqueeze(0)
+    batches = [
+        ForwardBatch(
+            token_ids=torch.randint(0, config.vocab_size, (chunk,)),
+            positions=torch.arange(start, start + chunk),
+            slots=torch.arange(start, start + chunk),
+            block_tables=tables,
+            lengths=(start + chunk,),
+            query_starts=(0, chunk),
+            decode_rows=0,
+            sample_tokens=torch.tensor([chunk - 1]),
+        )
+        for start in range(0, tokens, chunk)
+    ]
+    return batches, tables.numel()
+
+
+def milliseconds(model: DeepseekModel, batches: list[ForwardBatch], pages: int) -> list[float]:
+    config = model.config
+    cache = LatentCache(config.layers, pages, PAGE_SIZE, config.latent_width, dtype=model.dtype, device=CPU)
+    for layer in cache.layers:
+        layer.normal_()
+    times: list[float] = []
+    for batch in batches:
+        begin = time.perf_counter()
+        model.forward(batch, cache)
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", choices=SHAPES, default="common", nargs="?")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = build(SHAPES[args.shape], getattr(torch, args.dtype))
+    for rows in (1, 8, 32):
+        times = milliseconds(model, *decode_batches(model.config, rows, args.steps))[args.steps // 5 :]
+        print(
+            f"decode {rows:4} rows: median {statistics.median(times):.2f} ms, best {min(times):.2f}",
+            flush=True,
+        )
+    for chunk in (256, 1024):
+        batches, pages = prompt_batches(model.config, 1024, chunk)
+        total = min(sum(milliseconds(model, batches, pages)) for _ in range(3))
+        print(f"prefill 1024 tokens, {chunk} a step: {1024e3 / total:.0f} tok/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Comparisons of arc with other engines on the same checkpoint."""
