@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from .config import ConfigError, Settings, load
 from .control.listening import AlreadyRunning, Listening
-from .control.paths import PathError
+from .control.paths import PathError, private_folder, recording_path, state_folder
 from .folder import CheckpointError
 from .options import settings_options
 
@@ -40,6 +40,9 @@ class StartError(Exception):
 @click.command(help="Run the engine in the foreground until Ctrl-C or SIGTERM; both drain first.")
 @settings_options
 def main(profile: str | None, overrides: tuple[str, ...]) -> None:
+    # Until the event loop takes them over, a signal ends the start at once: there is nothing to drain yet.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: sys.exit(0))
     try:
         settings = load(folder=Path.cwd(), profile=profile, environ=os.environ, overrides=overrides)
         _set_up_log(settings)
@@ -69,14 +72,15 @@ def _run(settings: Settings) -> int:
     from .model.weights import WeightError
     from .service import Service
 
-    # Until the event loop takes them over, a signal ends the start at once: there is nothing to drain yet.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: sys.exit(0))
     service = Service(http, control, api_key)
     try:
         with loading_bar() as show:
             assembly = assemble(
-                settings, progress=show, on_drained=service.drained, put_in_force=_set_log_level
+                settings,
+                progress=show,
+                on_drained=service.drained,
+                put_in_force=_set_log_level,
+                recording=recording_path(settings.get_str("control.name")),
             )
     except (CheckpointError, WeightError, CapacityError, KernelError, ValueError) as error:
         control.close()
@@ -96,9 +100,12 @@ def _bind(settings: Settings, api_key: str | None) -> tuple[socket.socket, Liste
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise StartError(f"cannot listen on {host} port {port}: {error.strerror}; set http.host or http.port") from error
+        raise StartError(
+            f"cannot listen on {host} port {port}: {error.strerror}; set http.host or http.port"
+        ) from error
     group = settings.get_str("control.group")
     try:
+        private_folder(state_folder())  # of the flight recorder and the audit log
         control = Listening(settings.get_str("control.name"), None if group == "none" else group)
     except (AlreadyRunning, PathError) as error:
         raise StartError(str(error)) from error

@@ -7,14 +7,13 @@ import logging
 import os
 import signal
 import socket
-import threading
 
 from aiohttp import web
 
 from .api.app import create_app, create_runner
 from .control.commands import Actor, Cancel, Drain
-from .control.protocol import NA
 from .control.listening import Listening
+from .control.protocol import NA
 from .control.server import ControlServer
 from .core.assembly import Assembly
 
@@ -22,7 +21,9 @@ log = logging.getLogger("arc")
 
 DRAIN_SECONDS = 30.0  # after SIGTERM or Ctrl-C, for the requests that run
 _ANSWERS_SECONDS = 5.0  # for the last answers to reach their clients
-_EXAMPLE = '{"messages":[{"role":"user","content":"It was a fine morning in spring, and"}],"max_tokens":120,"stream":true}'
+_EXAMPLE = (
+    '{"messages":[{"role":"user","content":"It was a fine morning, and"}],"max_tokens":120,"stream":true}'
+)
 
 
 class Service:
@@ -45,9 +46,12 @@ class Service:
 
     async def _serve(self, assembly: Assembly) -> int:
         self._loop = asyncio.get_running_loop()
-        assembly.handle.attach(self._loop)
+        assembly.handle.attach(self._loop, on_ended=self._ended.set)
         thread = assembly.start()
-        control = ControlServer(assembly.port, self._control, recorder=NA("this build has no flight recorder"))
+        recorder = assembly.recorder
+        control = ControlServer(
+            assembly.port, self._control, recorder if isinstance(recorder, NA) else str(recorder.path)
+        )
         control.start()
         runner = create_runner(self._app(assembly))
         await runner.setup()
@@ -55,14 +59,14 @@ class Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._on_signal, assembly)
         print(self._banner(assembly), flush=True)
-        watcher = asyncio.create_task(self._watch(thread))
         await self._ended.wait()
-        watcher.cancel()
         died = not thread.is_alive()
         await runner.cleanup()
         assembly.engine.stop()
         await asyncio.to_thread(thread.join, _ANSWERS_SECONDS)
         await asyncio.to_thread(control.stop)
+        if not isinstance(recorder, NA):
+            recorder.close()
         if died:
             log.error("the engine thread ended by itself: %s", assembly.handle.health().reason)
             return 1
@@ -87,16 +91,12 @@ class Service:
         actor = Actor(uid=os.getuid(), gid=os.getgid(), pid=os.getpid(), reason="signal")
         if self._signals == 1:
             open_streams = assembly.handle.open_streams
-            log.info("draining %d requests, at most %.0f s; once more to cancel them", open_streams, DRAIN_SECONDS)
+            log.info(
+                "draining %d requests, at most %.0f s; once more to cancel them", open_streams, DRAIN_SECONDS
+            )
             assembly.port.call(Drain(actor=actor, deadline=DRAIN_SECONDS))
         else:
             assembly.port.call(Cancel(actor=actor, ids=None))
-
-    async def _watch(self, thread: threading.Thread) -> None:
-        """Notice when the engine thread ends without having been asked to."""
-        while thread.is_alive():
-            await asyncio.sleep(0.5)
-        self._ended.set()
 
     def _banner(self, assembly: Assembly) -> str:
         info = assembly.info
@@ -112,7 +112,6 @@ class Service:
         if assembly.text.tokenizer is None:
             lines.append("  no tokenizer.json in the model's folder: prompts and answers are token ids")
         else:
-            lines.append(
-                f"  try      curl -N {base}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{_EXAMPLE}'"
-            )
+            json = "-H 'Content-Type: application/json'"
+            lines.append(f"  try      curl -N {base}/v1/chat/completions{key} {json} -d '{_EXAMPLE}'")
         return "\n".join(lines)

@@ -68,12 +68,16 @@ def _now(snapshot: p.Snapshot) -> list[str]:
 
 
 def _last_step(snapshot: p.Snapshot) -> str:
-    if snapshot.step_age is None:
-        return "none yet"
-    under_way = (
-        "" if snapshot.step_open is None else f"   one under way for {shown.seconds(snapshot.step_open)}"
+    last = (
+        "none yet"
+        if snapshot.step_age is None
+        else f"{snapshot.step:,}, {shown.seconds(snapshot.step_age)} ago"
     )
-    return f"{snapshot.step}, {shown.seconds(snapshot.step_age)} ago{under_way}"
+    return (
+        last
+        if snapshot.step_open is None
+        else f"{last}   one under way for {shown.seconds(snapshot.step_open)}"
+    )
 
 
 def _window(snapshot: p.Snapshot) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from ..config import Refused
-from ..core.inbox import Closed
+from ..core.interface import Closed
 from . import protocol as p
 from . import views
 from .audit import Audit, Entry
@@ -70,7 +70,9 @@ class Handlers:
         self._recorder = recorder
         self._schema = msgspec.json.encode(openapi(port.info.version))
         self._snapshots: dict[tuple[float, bool], tuple[float, bytes]] = {}
-        self._commanded = -math.inf  # when the last command was answered: what was published before is out of date
+        self._commanded = (
+            -math.inf
+        )  # when the last command was answered: what was published before is out of date
 
     # -- reads ----------------------------------------------------------------------------------------------------
 

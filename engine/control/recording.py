@@ -6,8 +6,8 @@ so a record that was cut off in the middle shows by two numbers that differ. Pow
 is flushed.
 
     header   4 KiB      magic, then JSON: who recorded, and the layout of a step record
-    now      256 B      the step that is open, or that none is; when the engine ended on purpose
-    values   2 x 32 KiB the flags' effective values, written to the two in turn
+    now      2 x 128 B  the step that is open, or that none is; when the engine ended on purpose; in turn, too
+    values   2 x 32 KiB the flags' effective values, written to the two in turn: one of them is always whole
     steps    4096 slots struct, in the order that the header states
     events   512 slots  JSON
     flags    256 slots  JSON: the events that changed flags, kept longer than the rest
@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 MAGIC = b"ARCREC01"
 HEADER_SIZE = 4096
-NOW_OFFSET, NOW_SIZE = HEADER_SIZE, 256
 NUMBER = struct.Struct("<Q")
 BLOB_HEAD = struct.Struct("<QI")  # number, length of the JSON
 # number, 1 while a step is open, its index, its rows, time.monotonic() of the write, time.time() of the end, number
@@ -55,7 +54,8 @@ class Ring(msgspec.Struct, frozen=True):
         return self.offset + (number - 1) % self.slots * self.size
 
 
-VALUES = Ring(NOW_OFFSET + NOW_SIZE, 2, 32 * 1024)
+NOWS = Ring(HEADER_SIZE, 2, 128)
+VALUES = Ring(NOWS.end, 2, 32 * 1024)
 STEPS = Ring(VALUES.end, 4096, 192)
 EVENTS = Ring(STEPS.end, 512, 1024)
 FLAGS = Ring(EVENTS.end, 256, 1024)
@@ -126,14 +126,20 @@ def _decode(data: bytes, path: Path) -> Recording:
         raise RecordingError(f"{path} is no recording of this version: it begins with {data[: len(MAGIC)]!r}")
     try:
         header = msgspec.json.decode(data[len(MAGIC) : HEADER_SIZE].rstrip(b"\0"), type=Header)
-        layout = step_struct(header.step_fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, struct.error) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path} has a damaged header: {error}") from None
+    if not set(header.step_fields.values()) <= set(_CODES.values()):
+        raise RecordingError(f"{path} has a damaged header: it states an unknown layout of steps")
+    layout = step_struct(header.step_fields)
+    if layout.size > STEPS.size:
+        raise RecordingError(f"{path} has a damaged header: its steps are larger than their slots")
     torn = _Torn()
     steps = [dict(zip(header.step_fields, each, strict=True)) for each in _packed(data, STEPS, layout, torn)]
     values = list(_blobs(data, VALUES, torn, dict[str, Value]))
-    before, is_open, step, rows, at, ended, after = NOW.unpack_from(data, NOW_OFFSET)
-    torn.count += before != after
+    nows = list(_packed(data, NOWS, NOW, torn))
+    if not nows:
+        raise RecordingError(f"{path} is damaged: it does not say what was under way")
+    is_open, step, rows, at, ended = nows[-1]
     return Recording(
         header=header,
         ended=ended or None,

@@ -1,4 +1,4 @@
-"""Builds one engine from its settings: checkpoint, cache, scheduler, thread. The only place that knows all the parts."""
+"""Builds one engine from its settings. The only place that knows all the parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ...kernels.dispatch import KernelSet, resolve
 from ...kernels.operations import Target
 from ..config import Settings
 from ..control.events import EventLog
-from ..control.protocol import MemoryPart
+from ..control.protocol import NA, MemoryPart
+from ..control.recorder import Recorder
 from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.deepseek import DeepseekModel
@@ -60,9 +61,9 @@ class Assembly:
     handle: LocalHandle
     port: EnginePort
     engine: Engine
-    ring: StepRing
     text: Text
     kernels: KernelSet
+    recorder: Recorder | NA
 
     def start(self) -> threading.Thread:
         thread = threading.Thread(target=self.engine.run, name="arc-engine", daemon=True)
@@ -81,9 +82,13 @@ def device_of(settings: Settings) -> torch.device:
     if choice == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(choice)
-    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+    if device.type == "cuda" and (
+        not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
+    ):
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        raise ValueError(f"model.device = {choice}: torch sees {found} CUDA cards; cpu and auto are always there")
+        raise ValueError(
+            f"model.device = {choice}: torch sees {found} CUDA cards; cpu and auto are always there"
+        )
     return device
 
 
@@ -93,8 +98,9 @@ def assemble(
     progress: Callable[[int, int], None] | None = None,
     on_drained: Callable[[], None] = lambda: None,
     put_in_force: Callable[[Settings], None] = lambda _settings: None,
+    recording: Path | None = None,
 ) -> Assembly:
-    """Load the model and build the engine around it; nothing runs yet.
+    """Load the model and build the engine around it; nothing runs yet. `recording`: the flight recorder's file.
 
     Raises CheckpointError or WeightError for a folder that cannot be served, CapacityError when the memory does not
     hold what the settings ask for, KernelError or ValueError for a device or a backend that is not there.
@@ -147,7 +153,11 @@ def assemble(
         MemoryPart(component="weights", place=str(device), bytes=model.weight_bytes),
         MemoryPart(component="KV cache, reserved", place=str(device), bytes=sized.bytes),
     )
-    counters, inbox, events, ring = Counters(pages_total=sized.pages), Inbox(), EventLog(), StepRing()
+    recorder = _recorder(recording, info, settings)
+    counters, inbox, ring = Counters(pages_total=sized.pages), Inbox(), StepRing()
+    events = EventLog(sink=None if isinstance(recorder, NA) else recorder.event)
+    if not isinstance(recorder, NA):
+        ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
@@ -171,4 +181,15 @@ def assemble(
         put_in_force=put_in_force,
         on_drained=on_drained,
     )
-    return Assembly(info, handle, port, engine, ring, text, kernels)
+    return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:
+    """An engine without a flight recorder is worth having, but not in silence."""
+    if path is None:
+        return NA("it was not asked for")
+    try:
+        return Recorder(path, info, settings.values())
+    except OSError as error:
+        log.warning("no flight recorder: %s: %s", path, error.strerror)
+        return NA(f"{path}: {error.strerror}")

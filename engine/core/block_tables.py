@@ -14,8 +14,8 @@ _FIRST_PAGES = 16
 class BlockTables:
     """Mirrors `Sequence.pages` row by row.
 
-    Invariant: a sequence's pages are append-only while it runs, so only what was appended since the last step is copied.
-    Whoever takes pages away (finish, cancel, preemption) must call `release`.
+    Invariant: a sequence's pages are append-only while it runs, so only what was appended since the last step
+    is copied. Whoever takes pages away (finish, cancel, preemption) must call `release`.
     """
 
     def __init__(self, null_page: int) -> None:

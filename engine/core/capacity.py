@@ -48,13 +48,17 @@ def plan(
     On the host, auto reserves no more than `max_running` sequences of the longest length can fill.
     """
     if max_len is not None and max_len > model_limit:
-        raise CapacityError(f"model.max_len = {max_len} is more than the {model_limit} tokens that the model was made for")
+        raise CapacityError(
+            f"model.max_len = {max_len} is more than the {model_limit} tokens that the model was made for"
+        )
     longest = max_len or model_limit
     per_sequence = -(-longest // page_size)
     if memory_mib is not None:
         budget, why = memory_mib * MIB, f"cache.memory_mib = {memory_mib}"
         if budget > free:
-            raise CapacityError(f"cache.memory_mib = {memory_mib} is more than the {free // MIB} MiB measured free")
+            raise CapacityError(
+                f"cache.memory_mib = {memory_mib} is more than the {free // MIB} MiB measured free"
+            )
     else:
         share = CARD_SHARE if on_card else HOST_SHARE
         budget, why = int(free * share), f"{share:.0%} of {free // MIB} MiB measured free"

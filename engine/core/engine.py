@@ -18,7 +18,8 @@ from ..sequence import Finish, FinishReason, Output, Request, Sequence, Status, 
 from ..telemetry.records import Counters, StepRecord
 from .accounts import Accounts
 from .ending import EndRules
-from .inbox import Cancellation, Closed, Inbox, Taken
+from .inbox import Cancellation, Inbox, Taken
+from .interface import Closed
 from .runner import NO_RESULT, Runner, StepResult
 
 log = logging.getLogger("arc.engine")
@@ -55,8 +56,12 @@ class Engine:
         self.accounts = Accounts(counters, scheduler)
         self.sequences: dict[str, Sequence] = {}  # by request id: waiting and running ones
         self.steps = 0  # the index of the next step
-        self.at_border: Callable[[], None] = lambda: None  # timed flag changes and publishing, set by the control port
-        self.idle_until: Callable[[], float | None] = lambda: None  # monotonic time at which an idle engine must wake
+        self.at_border: Callable[[], None] = lambda: (
+            None
+        )  # timed flag changes and publishing, set by the control port
+        self.idle_until: Callable[[], float | None] = lambda: (
+            None
+        )  # monotonic time at which an idle engine must wake
         self._rules = rules
         self._deliver = deliver
         self._died = died
@@ -175,7 +180,9 @@ class Engine:
             self.runner.release_pages(seq)
         if step.preempted:
             ids = [seq.id for seq in step.preempted]
-            self._events.add("preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids)
+            self._events.add(
+                "preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids
+            )
         self.accounts.formed(step, began)
 
     def _conclude(self, step: Step, result: StepResult) -> int:
@@ -287,7 +294,9 @@ class Engine:
         """Nothing runs after this: every client and every asker gets its answer now."""
         self._died(why)
         for seq in list(self.sequences.values()):
-            self._outputs.append(Output(request_id=seq.id, finish=Finish(reason=FinishReason.FAULT, detail=why)))
+            self._outputs.append(
+                Output(request_id=seq.id, finish=Finish(reason=FinishReason.FAULT, detail=why))
+            )
         self.inbox.close(f"the engine thread has ended: {why}")
         if (taken := self.inbox.take()) is not None:
             for call in taken.calls:

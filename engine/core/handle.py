@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from ..config import Settings
 from ..sequence import FinishReason, Output, Request
 from ..telemetry.records import Counters
-from .inbox import Cancellation, Closed, Inbox
-from .interface import Draining, EngineInfo, Health, TooManyWaiting
+from .inbox import Cancellation, Inbox
+from .interface import Closed, Draining, EngineInfo, Health, TooManyWaiting
+
+_LONGEST_WAIT = 60  # seconds that Retry-After may say
+_UNKNOWN_WAIT = 5  # seconds: what it says when nothing has finished lately
 
 
 class OutputStream(AsyncIterator[Output]):
@@ -73,19 +77,27 @@ class LocalHandle:
         self._settings = settings
         self._streams: dict[str, OutputStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_ended: Callable[[], None] = lambda: None
+        self._finishes: deque[float] = deque(maxlen=64)
         self._draining = False
         self._dead: str | None = None
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Name the event loop that outputs are delivered on. Once, before the first submit."""
+    def attach(self, loop: asyncio.AbstractEventLoop, on_ended: Callable[[], None] = lambda: None) -> None:
+        """Name the event loop that outputs are delivered on, and what to call there when the engine thread has
+        ended. Once, before the first submit.
+        """
         self._loop = loop
+        self._on_ended = on_ended
 
     def submit(self, request: Request) -> AsyncIterator[Output]:
         if self._dead is not None:
             raise Draining(f"the engine has stopped: {self._dead}")
         if self._draining:
             raise Draining("the engine is draining before it stops and takes no new requests")
-        waiting, cap = self.counters.waiting + self._inbox.pending_requests, self._settings().get_int("sched.max_waiting")
+        waiting, cap = (
+            self.counters.waiting + self._inbox.pending_requests,
+            self._settings().get_int("sched.max_waiting"),
+        )
         if waiting >= cap:
             raise TooManyWaiting(waiting, cap, self._retry_after())
         if request.id in self._streams:
@@ -108,10 +120,8 @@ class LocalHandle:
         has_work = counters.running > 0 or (counters.waiting > 0 and not settings.get_bool("sched.paused"))
         since = max(counters.step_open_since or 0.0, counters.last_step_at or 0.0, counters.work_since or 0.0)
         if has_work and since and (quiet := time.monotonic() - since) > settings.get_float("http.stall_s"):
-            return Health(
-                ok=False,
-                reason=f"no step for {quiet:.0f} s with {counters.running} running and {counters.waiting} waiting",
-            )
+            work = f"{counters.running} running and {counters.waiting} waiting"
+            return Health(ok=False, reason=f"no step for {quiet:.0f} s with {work}")
         return Health(ok=True)
 
     @property
@@ -130,8 +140,10 @@ class LocalHandle:
         loop.call_soon_threadsafe(self._dispatch, outputs)
 
     def died(self, why: str) -> None:
-        """Called by the engine thread when it cannot go on: health turns false, submits are refused."""
+        """Called by the engine thread when it ends: health turns false, submits are refused."""
         self._dead = why
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._on_ended)
 
     def _dispatch(self, outputs: list[Output]) -> None:
         streams = self._streams
@@ -140,12 +152,14 @@ class LocalHandle:
                 stream = streams.get(output.request_id)
             else:
                 stream = streams.pop(output.request_id, None)
+                self._finishes.append(time.monotonic())
             if stream is not None:
                 stream.push(output)
 
     def _retry_after(self) -> int:
         """Seconds until a place in the queue is likely free: the mean time between finishes, 1 to 60."""
-        done = sum(self.counters.finished.values())
-        if done == 0:
-            return 5
-        return max(1, min(60, math.ceil((time.time() - self.info.started) / done)))
+        now = time.monotonic()
+        recent = [at for at in self._finishes if now - at < _LONGEST_WAIT]
+        if not recent:
+            return _UNKNOWN_WAIT
+        return max(1, min(_LONGEST_WAIT, math.ceil((now - recent[0]) / len(recent))))

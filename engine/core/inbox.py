@@ -1,7 +1,7 @@
 """The one way into the engine thread: what others want of it, taken in at a step border.
 
-Order at a border: commands (flag changes among them), cancellations, new sequences. A change is never half-applied inside
-a step, and its answer can name the step at which it took effect (docs/design.md, "One step").
+Order at a border: commands (flag changes among them), cancellations, new sequences. A change is never
+half-applied inside a step, and its answer can name the step at which it took effect (docs/design.md, "One step").
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..sequence import FinishReason, Request
-
-
-class Closed(Exception):
-    """The engine thread has ended; the message says why."""
+from .interface import Closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,10 @@ class Draining(Exception):
     """The engine takes no new work: it is draining before it stops. HTTP 503."""
 
 
+class Closed(Exception):
+    """The engine thread has ended and carries nothing out any more; the message says why."""
+
+
 class EngineHandle(Protocol):
     """All calls are made on the API's event loop; none of them blocks."""
 

@@ -157,7 +157,9 @@ class EnginePort:
             case commands.FlushPrefix():
                 return self._flush_prefix(step)
             case commands.TrimAllocator():
-                raise commands.Unsupported("there is no allocator to trim: buffers are the system's own in this build")
+                raise commands.Unsupported(
+                    "there is no allocator to trim: buffers are the system's own in this build"
+                )
             case _:
                 assert_never(command)
 
@@ -198,7 +200,9 @@ class EnginePort:
         engine = self._engine
         if engine.sequences and self._drain_until is not None and now >= self._drain_until:
             engine.end(
-                list(engine.sequences.values()), FinishReason.CANCELLED, "the engine's drain reached its deadline"
+                list(engine.sequences.values()),
+                FinishReason.CANCELLED,
+                "the engine's drain reached its deadline",
             )
         if not engine.sequences and not engine.inbox.pending_requests:
             self._drain_done = True
@@ -226,10 +230,14 @@ class EnginePort:
         drains: list[str] = []
         running, cap = self._engine.scheduler.running_count, new.get_int("sched.max_running")
         if cap < old.get_int("sched.max_running") and running > cap:
-            drains.append(f"{running - cap} running sequences above the new cap of {cap} finish before any is admitted")
+            drains.append(
+                f"{running - cap} running sequences above the new cap of {cap} finish before any is admitted"
+            )
         pages, used = new.get_int_or_none("cache.page_cap"), self._engine.scheduler.pages.used
         if pages is not None and used > pages:
-            drains.append(f"{used - pages} pages above the new cap of {pages} come back as their sequences end")
+            drains.append(
+                f"{used - pages} pages above the new cap of {pages} come back as their sequences end"
+            )
         return tuple(drains)
 
     def _on_change(self, old: Settings, new: Settings) -> None:

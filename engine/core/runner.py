@@ -37,7 +37,9 @@ NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0)  # of a step without rows
 
 
 class Runner:
-    def __init__(self, model: DeepseekModel, cache: LatentCache, sampler: Sampler, page_size: int, pages: int) -> None:
+    def __init__(
+        self, model: DeepseekModel, cache: LatentCache, sampler: Sampler, page_size: int, pages: int
+    ) -> None:
         """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
         self.model = model
         self.cache = cache
@@ -58,7 +60,9 @@ class Runner:
             return StepResult((), [], [], {}, ran - began, 0.0)
         sampled = self._sampler.sample(logits, [row.seq for row in sampling])
         done = time.perf_counter()
-        return StepResult(sampling, sampled.token_ids, sampled.logprobs, sampled.faults, ran - began, done - ran)
+        return StepResult(
+            sampling, sampled.token_ids, sampled.logprobs, sampled.faults, ran - began, done - ran
+        )
 
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""

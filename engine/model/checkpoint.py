@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .config import ModelConfig
 
-CHUNK_BYTES = 4 << 20  # what is read at once where a conversion or a copy to the device needs a buffer
+CHUNK_BYTES = 1 << 20  # what is read at once where a conversion or a copy to the device needs a buffer
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
@@ -33,7 +33,7 @@ class Checkpoint:
     """A WeightSource over the safetensors files of one folder, single or sharded, experts fused or apart.
 
     Memory: a tensor's bytes go straight into the returned tensor when it is on the CPU in the stored dtype,
-    and through one buffer of CHUNK_BYTES otherwise; nothing else is held, and no file stays open between two
+    and through small buffers otherwise; nothing else is held, and no file stays open between two
     calls.
     """
 
@@ -63,6 +63,9 @@ class Checkpoint:
         self._total_bytes = sum(self._unread.values())
         self._read_bytes = 0
         self._asked: set[str] = set()
+        # kept: buffers of its own for each tensor would leave a hole in the heap between every two weights
+        self._buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+        self._float32 = torch.empty(0)
 
     def _unneeded(self, name: str) -> bool:
         """Whether the model may leave it aside: prediction layers, buffers that are computed, a tied head."""
@@ -147,7 +150,11 @@ class Checkpoint:
         scale = scale.to(torch.float32)
         fp8_bytes = CHUNK_BYTES // 4  # four times as many once they are float32
         for chunk, first in self._chunks(stored, start, len(out), fp8_bytes):
-            dequantise_rows(chunk, scale, block, start + first, out[first : first + len(chunk)])
+            if self._float32.numel() < chunk.numel():
+                self._float32 = torch.empty(chunk.numel())
+            dequantised = self._float32[: chunk.numel()].view(chunk.shape)
+            dequantise_rows(chunk, scale, block, start + first, dequantised)
+            out[first : first + len(chunk)].copy_(dequantised)
 
     def _chunks(
         self, stored: StoredTensor, start: int, count: int, chunk_bytes: int
@@ -157,9 +164,11 @@ class Checkpoint:
         A chunk is valid until the next one is asked for.
         """
         row_bytes = math.prod(stored.shape[1:]) * DTYPES[stored.dtype].itemsize
-        rows = max(1, chunk_bytes // max(1, row_bytes))
-        buffer = torch.empty((min(rows, count), *stored.shape[1:]), dtype=DTYPES[stored.dtype])
-        for first in range(0, count, rows):
+        rows = min(max(1, chunk_bytes // max(1, row_bytes)), count)
+        if self._buffer.nbytes < rows * row_bytes:
+            self._buffer = torch.empty(rows * row_bytes, dtype=torch.uint8)
+        buffer = self._buffer[: rows * row_bytes].view(DTYPES[stored.dtype]).view(rows, *stored.shape[1:])
+        for first in range(0, count, max(1, rows)):
             chunk = buffer[: min(rows, count - first)]
             read_rows(stored, start + first, start + first + len(chunk), chunk)
             yield chunk, first

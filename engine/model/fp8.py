@@ -14,14 +14,17 @@ def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, in
 def dequantise_rows(
     weight: torch.Tensor, scale: torch.Tensor, block: tuple[int, int], first_row: int, out: torch.Tensor
 ) -> None:
-    """Write weight x scale into `out`, computed in float32.
+    """Write weight x scale into `out`, without a temporary tensor of its size.
 
     weight: [n, columns] float8_e4m3fn, rows first_row .. first_row + n of the whole matrix.
     scale: [ceil(rows / block[0]), ceil(columns / block[1])] float32 of the whole matrix, the
         `weight_scale_inv` stored next to the weight (despite its name it multiplies).
-    out: [n, columns] of any floating type.
+    out: [n, columns] float32.
     """
-    n, columns = weight.shape
-    block_rows = torch.arange(first_row, first_row + n) // block[0]
-    scales = scale[block_rows].repeat_interleave(block[1], dim=1)[:, :columns]
-    out.copy_(scales.mul_(weight.to(torch.float32)))
+    out.copy_(weight)
+    start = 0
+    while start < len(out):
+        block_row = (first_row + start) // block[0]
+        stop = min(len(out), (block_row + 1) * block[0] - first_row)
+        out[start:stop].mul_(scale[block_row].repeat_interleave(block[1])[: out.shape[1]])
+        start = stop

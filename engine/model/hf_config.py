@@ -190,6 +190,8 @@ def rope_kind(scaling: JsonObject | None) -> Literal["default", "yarn"]:
     if scaling is None:
         return "default"
     spelling = "rope_type" if scaling.has("rope_type") else "type"
+    if scaling.has("type") and scaling.values["type"] != scaling.values[spelling]:
+        raise scaling.error("type", f"{scaling.prefix}rope_type contradicts it")
     return cast(
         "Literal['default', 'yarn']", scaling.choice(spelling, ("default", "yarn"), default="default")
     )

@@ -23,11 +23,8 @@ from torch import Tensor
 from .select import blocks, first_max, index_of, rows_at_once, top_values
 
 TOP_K_BOUND = 1024  # a larger top_k goes the nucleus way
-PREFIX = 256  # candidates that a nucleus row tries first
-WIDEN = 16  # by how much more it tries if they hold too little
-GREEDY_BELOW = (
-    1e-5  # a temperature below it is greedy, as in vLLM: logits 1e-4 apart are e^10 apart in weight there
-)
+PREFIXES = (256, 4096)  # candidates that a nucleus row tries before its whole row is sorted
+GREEDY_BELOW = 1e-5  # a temperature below it is greedy, as in vLLM: there 1e-4 of a logit is a factor of e^10
 
 
 class Way(enum.Enum):
@@ -48,6 +45,7 @@ class Group:
     top_p: Tensor  # float64
     min_p: Tensor  # float32, at least the smallest normal number: what weighs less weighs nothing
     unlimited: Tensor  # bool: neither top_k nor min_p
+    some_unlimited: bool
     widest: int  # the largest top_k
 
     def take(self, members: Tensor) -> Group:
@@ -73,11 +71,12 @@ def groups_of(
 ) -> tuple[Group, ...]:
     """Lay out a batch for `draw`. top_k 0, or past the vocabulary, is none; top_p 1 and min_p 0 are none."""
     limits = [k if 0 < k < vocab_size else vocab_size for k in top_k]
+    unlimited = [limit == vocab_size and least == 0 for limit, least in zip(limits, min_p, strict=True)]
     members: dict[Way, list[int]] = {way: [] for way in Way}
-    for row, (heat, limit, mass, least) in enumerate(zip(temperature, limits, top_p, min_p, strict=True)):
+    for row, (heat, limit, mass) in enumerate(zip(temperature, limits, top_p, strict=True)):
         if heat < GREEDY_BELOW:
             way = Way.GREEDY
-        elif limit == vocab_size and mass >= 1 and least == 0:
+        elif unlimited[row] and mass >= 1:
             way = Way.WHOLE
         else:
             way = Way.TOP_K if limit <= min(TOP_K_BOUND, vocab_size - 1) else Way.NUCLEUS
@@ -95,9 +94,8 @@ def groups_of(
             top_k=column(limits, torch.int64),
             top_p=column(top_p, torch.float64),
             min_p=column(min_p, torch.float32).clamp(min=torch.finfo(torch.float32).tiny),
-            unlimited=column(
-                [limit == vocab_size and m == 0 for limit, m in zip(limits, min_p, strict=True)], torch.bool
-            ),
+            unlimited=column(unlimited, torch.bool),
+            some_unlimited=any(unlimited[r] for r in rows),
             widest=max(limits[r] for r in rows),
         )
 
@@ -125,8 +123,7 @@ def draw(logits: Tensor, groups: Sequence[Group], uniform: Tensor) -> Tensor:
             case Way.TOP_K:
                 chosen[group.rows] = _top_k(mine, group, uniform[group.rows])
             case Way.NUCLEUS:
-                width = min(PREFIX, logits.shape[1])
-                chosen[group.rows] = _nucleus(mine, group, uniform[group.rows], width)
+                chosen[group.rows] = _nucleus(mine, group, uniform[group.rows])
     return chosen
 
 
@@ -147,25 +144,33 @@ def _top_k(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
     return _id_at(logits, values, _rank(cumulative, kept, _total(cumulative, kept), group, uniform))
 
 
-def _nucleus(logits: Tensor, group: Group, uniform: Tensor, width: int) -> Tensor:
-    values = top_values(logits, width)
-    cumulative, kept = _candidates(values, group)
-    total = _total(cumulative, kept)
-    short = None
-    if width < logits.shape[1]:
+def _nucleus(logits: Tensor, group: Group, uniform: Tensor) -> Tensor:
+    vocab_size = logits.shape[1]
+    chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    mass = (
+        _mass(logits, group) if group.some_unlimited else torch.zeros_like(uniform)
+    )  # no row looks at zeros
+    left = torch.arange(len(logits), device=logits.device)  # rows still without a token
+    for width in (*(w for w in PREFIXES if w < vocab_size), vocab_size):
+        values = top_values(logits, width)
+        cumulative, kept = _candidates(values, group)
         # Where a filter cuts inside the candidates, all that it keeps is here. Elsewhere a row without other filters
-        # needs only the whole row's weight, and enough of it here.
-        open_end = kept == width
-        if open_end.any():
-            mass = 1.0 / _scaled(logits, group).softmax(dim=-1).amax(dim=-1).double()
-            total = torch.where(open_end, mass, total)
-            covered = group.unlimited & (cumulative[:, -1] >= group.top_p * mass)
-            short = (open_end & ~covered).nonzero()[:, 0]
-    chosen = _id_at(logits, values, _rank(cumulative, kept, total, group, uniform))
-    if short is not None and len(short):
-        wider = min(WIDEN * width, logits.shape[1])
-        chosen[short] = _nucleus(logits[short], group.take(short), uniform[short], wider)
+        # needs only the whole row's mass, and enough of it here.
+        inside = (kept < width) | (width == vocab_size)
+        total = torch.where(inside, _total(cumulative, kept), mass)
+        enough = inside | (group.unlimited & (cumulative[:, -1] >= group.top_p * mass))
+        chosen[left] = _id_at(logits, values, _rank(cumulative, kept, total, group, uniform))
+        short = (~enough).nonzero()[:, 0]
+        if not len(short):
+            break
+        left, logits, group = left[short], logits[short], group.take(short)
+        uniform, mass = uniform[short], mass[short]
     return chosen
+
+
+def _mass(logits: Tensor, group: Group) -> Tensor:
+    """Each row's whole weight, the best one weighing 1: [R] float64. By softmax, which goes row by row."""
+    return 1.0 / _scaled(logits, group).softmax(dim=-1).amax(dim=-1).double()
 
 
 def _scaled(logits: Tensor, group: Group) -> Tensor:
@@ -189,7 +194,9 @@ def _total(cumulative: Tensor, kept: Tensor) -> Tensor:
 
 def _rank(cumulative: Tensor, kept: Tensor, total: Tensor, group: Group, uniform: Tensor) -> Tensor:
     """Cut by top_p, as a share of `total` [R], and draw: the candidate's place in the descending order, [R]."""
-    nucleus = 1 + (cumulative < (group.top_p * total)[:, None]).sum(dim=-1)
+    nucleus = (
+        1 + torch.searchsorted(cumulative, (group.top_p * total)[:, None])[:, 0]
+    )  # the first to reach the share
     end = _total(cumulative, kept.minimum(nucleus))
     return _inverse(cumulative, uniform * end, end)
 
@@ -197,8 +204,8 @@ def _rank(cumulative: Tensor, kept: Tensor, total: Tensor, group: Group, uniform
 def _inverse(cumulative: Tensor, target: Tensor, end: Tensor) -> Tensor:
     """The first place whose cumulative weight is above `target`, which is held below `end`.
 
-    A uniform just under 1 times the end can round up to the end itself; held below, it falls to the last place that
-    weighs anything. cumulative [R, K] float64, target and end [R] float64; returns [R] int64.
+    A block's sum in float32 can be above that of its parts in float64; held below, a target there falls to the last
+    place that weighs anything. cumulative [R, K] float64, target and end [R] float64; returns [R] int64.
     """
     target = target.minimum(torch.nextafter(end, torch.zeros_like(end)))
     return torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]

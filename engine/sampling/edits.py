@@ -79,12 +79,12 @@ def penalise(logits: Tensor, rows: Sequence[int], counts: Sequence[PenaltyCounts
     places = _flat(rows, [c.ids for c in counts], logits.shape[1], logits.device)
     subtract = torch.from_numpy(np.concatenate([c.subtract for c in counts])).to(logits.device)
     flat = logits.view(-1)
-    seen = flat[places]
+    seen = flat.index_select(0, places)
     if any(c.repetition != 1 for c in counts):
         factors = np.array([c.repetition for c in counts], dtype=np.float32)
         repetition = torch.from_numpy(np.repeat(factors, sizes)).to(logits.device)
-        seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-    flat[places] = seen - subtract
+        seen = seen.clamp(min=0) / repetition + seen.clamp(max=0) * repetition
+    flat.scatter_(0, places, seen - subtract)
 
 
 class Bias:

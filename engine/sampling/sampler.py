@@ -91,10 +91,7 @@ class Sampler:
         plan = self._plan_of(rows)
         faults = plan.faults | nonfinite(logits)
         if faults:
-            logits[list(faults)] = (
-                0.0  # drawn from like the rest, so that the others' pass stays one; not reported
-            )
-
+            logits[list(faults)] = 0.0  # drawn from like the rest, so that the pass stays one; not reported
         raw = logits.clone() if plan.logprobs and plan.edits else logits
         self._edit(logits, plan, rows)
         token_ids: list[int] = draw(logits, plan.groups, self._uniforms(plan, rows)).tolist()

@@ -41,20 +41,19 @@ def first_max(values: Tensor) -> Tensor:
 def top_values(values: Tensor, k: int) -> Tensor:
     """[R, V] -> [R, k]: each row's k largest values, descending. 1 <= k <= V; no NaN."""
     if values.device.type == "cpu":
-        return torch.from_numpy(_top_values(values.numpy(), k))
+        return torch.from_numpy(_top_values(values, k))
     return values.topk(k, dim=-1).values
 
 
-def _top_values(rows: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    width = rows.shape[1]
-    if 4 * k * BLOCK <= width and width % BLOCK == 0:
-        # The k largest values lie in the k blocks with the largest maxima: 3 times faster at 129,280 wide.
-        cells = rows.reshape(len(rows), -1, BLOCK)
-        best = np.argpartition(cells.max(axis=2), -k, axis=1)[:, -k:]
-        rows = np.take_along_axis(cells, best[:, :, None], axis=1).reshape(len(rows), -1)
-        width = rows.shape[1]
-    if k < width:
-        rows = np.partition(rows, width - k, axis=1)[:, width - k :]
+def _top_values(values: Tensor, k: int) -> NDArray[np.float32]:
+    rows: NDArray[np.float32] = values.numpy()
+    if 8 * k * BLOCK <= rows.shape[1] and rows.shape[1] % BLOCK == 0:
+        # The k largest values lie in the k blocks with the largest maxima: 2 to 3 times faster for k = 41 of 129,280.
+        cells = blocks(values)
+        best = np.argpartition(cells.amax(dim=-1).numpy(), -k, axis=1)[:, -k:]
+        rows = cells.numpy()[np.arange(len(rows))[:, None], best].reshape(len(rows), -1)
+    if k < rows.shape[1]:
+        rows = np.partition(rows, rows.shape[1] - k, axis=1)[:, -k:]
     return np.sort(rows, axis=1)[:, ::-1].copy()
 
 
@@ -73,8 +72,9 @@ def _index_of(equal: NDArray[np.bool_], nth: NDArray[np.int64]) -> NDArray[np.in
     found = equal.argmax(axis=1)
     later = np.flatnonzero(nth)
     if len(later):
-        rows, columns = np.nonzero(equal[later])
-        found[later] = columns[np.searchsorted(rows, np.arange(len(later))) + nth[later]]
+        places = np.flatnonzero(equal[later])  # 10 times faster than the two-dimensional nonzero
+        starts = np.searchsorted(places, np.arange(len(later)) * equal.shape[1])
+        found[later] = places[starts + nth[later]] % equal.shape[1]
     return found
 
 
@@ -83,7 +83,11 @@ def top_ids(values: Tensor, k: int) -> Tensor:
     if k == 0:
         return torch.empty((len(values), 0), dtype=torch.int64, device=values.device)
     least = top_values(values, k)[:, -1:]
-    rows, columns = (values >= least).nonzero(as_tuple=True)
+    if values.device.type == "cpu":
+        found = torch.from_numpy(np.flatnonzero(values.numpy() >= least.numpy()))
+    else:
+        found = (values >= least).view(-1).nonzero()[:, 0]
+    rows, columns = found // values.shape[1], found % values.shape[1]
     # Columns ascend within a row; two stable sorts, by value and then by row, keep that order among equals.
     order = values[rows, columns].sort(descending=True, stable=True).indices
     order = order[rows[order].sort(stable=True).indices]

@@ -1,7 +1,7 @@
 """`make bench`: how fast this engine is on this machine, on the carried model and on a 68 M random one.
 
-Every figure is a median over repetitions with its spread. Ratios are taken within one run, alternating the two sides. The
-figures go to docs/performance.md by hand, with the machine and the day; nothing here passes or fails.
+Every figure is a median over repetitions with its spread. Ratios are taken within one run, alternating the two sides.
+The figures go to docs/performance.md by hand, with the machine and the day; nothing here passes or fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def rates(server: Server, vocab: int, repeats: int) -> None:
             runs = [send(server.base, server.model, make(rows, vocab, seed)) for seed in range(repeats)]
             first = statistics.median(outcome.first for run in runs for outcome in run.outcomes)
             rate = spread_of([run.output_rate for run in runs])
-            print(f"  {name:8} {rows:3} rows  {rate:>28} tok/s   first token {first * 1000:,.0f} ms", flush=True)
+            print(
+                f"  {name:8} {rows:3} rows  {rate:>28} tok/s   first token {first * 1000:,.0f} ms", flush=True
+            )
     prompts = [workloads.prefill(vocab, seed) for seed in range(repeats)]
     prefills = [len(jobs[0].prompt) / send(server.base, server.model, jobs).seconds for jobs in prompts]
     print(f"  prefill  1,024 tokens {spread_of(prefills):>25} tok/s", flush=True)
@@ -48,7 +50,10 @@ def step_split(server: Server, vocab: int) -> None:
     spent = {part: after[part] - before.get(part, 0.0) for part in after}
     whole = sum(spent.values())
     shares = "   ".join(f"{part} {seconds / whole:.1%}" for part, seconds in spent.items())
-    print(f"  a step at 32 rows: {shares}   rest (all but forward) {1 - spent['forward'] / whole:.1%}", flush=True)
+    print(
+        f"  a step at 32 rows: {shares}   rest (all but forward) {1 - spent['forward'] / whole:.1%}",
+        flush=True,
+    )
 
 
 def start_up(model: Path | None, vocab: int) -> None:
@@ -76,7 +81,9 @@ def admission(model: Path | None, vocab: int, repeats: int) -> None:
                     jobs = workloads.spread(rows, vocab, seed, output=24)
                     seconds[arm].append(decode_seconds(send(server.base, server.model, jobs)))
         ragged = statistics.median(seconds["ragged"])
-        line = "   ".join(f"{arm} {statistics.median(seconds[arm]) / ragged:.2f}x" for arm in ("wait", "preempt"))
+        line = "   ".join(
+            f"{arm} {statistics.median(seconds[arm]) / ragged:.2f}x" for arm in ("wait", "preempt")
+        )
         print(f"  {rows:3} rows spread: bucketed over ragged, time: {line}", flush=True)
 
 
@@ -96,7 +103,10 @@ def against_transformers(model: Path, server: Server, vocab: int, repeats: int, 
                 printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 theirs.append(json.loads(printed.splitlines()[-1])["rate"])
             ratio = statistics.median(ours) / statistics.median(theirs)
-            print(f"  {name:8} {rows:3} rows: transformers {spread_of(theirs):>20} tok/s   arc {ratio:.2f}x", flush=True)
+            print(
+                f"  {name:8} {rows:3} rows: transformers {spread_of(theirs):>20} tok/s   arc {ratio:.2f}x",
+                flush=True,
+            )
 
 
 def main() -> None:

@@ -89,6 +89,12 @@ EXACT = {
 FALLBACK = byte_fallback()
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    assert found is not None
+    return found
+
+
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     any_id = st.integers(
         0, tokenizer.get_vocab_size() + 2
@@ -145,7 +151,7 @@ def test_byte_fallback_decodes_well_formed_runs_exactly(data):
 
 def test_byte_fallback_lets_out_what_was_whole_and_marks_what_is_not():
     # <0xC3><0xA9> is out as é; decoded at once, the bad <0xFF> would spoil the run and unsay it.
-    ids = [FALLBACK.token_to_id(t) for t in ("▁the", "<0xC3>", "<0xA9>", "<0xFF>", "cat", "<0xE2>", "<0x82>")]
+    ids = [id_of(FALLBACK, t) for t in ("▁the", "<0xC3>", "<0xA9>", "<0xFF>", "cat", "<0xE2>", "<0x82>")]
     detokenizer = Detokenizer(FALLBACK, skip_special=True)
     assert [detokenizer.push([i]).text for i in ids] == ["the", "", "é", "", "\ufffdcat", "", ""]
     assert detokenizer.flush().text == "\ufffd\ufffd"
@@ -153,7 +159,7 @@ def test_byte_fallback_lets_out_what_was_whole_and_marks_what_is_not():
 
 def test_endless_bad_bytes_come_out_and_do_not_pile_up():
     detokenizer = Detokenizer(FALLBACK, skip_special=True)
-    bad = FALLBACK.token_to_id("<0xFF>")
+    bad = id_of(FALLBACK, "<0xFF>")
     out = "".join(detokenizer.push([bad]).text for _ in range(1000))
     assert 990 <= len(out) <= 1000
     assert out + detokenizer.flush().text == "\ufffd" * 1000
@@ -252,7 +258,7 @@ def test_a_stop_string_inside_one_token_cuts_it():
 def test_a_stop_string_of_several_bytes_is_found_across_tokens():
     tokenizer = EXACT["byte level"]
     alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("x😀日y")
-    ids = [tokenizer.token_to_id(character) for part, _ in alphabet for character in part]
+    ids = [id_of(tokenizer, character) for part, _ in alphabet for character in part]
     assert len(ids) == 9  # a token for each byte
     detokenizer = Detokenizer(tokenizer, skip_special=True, stop=("😀日",))
     pieces = [detokenizer.push([i]) for i in ids]

@@ -292,6 +292,14 @@ def test_docs_page_is_current() -> None:
     assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == page(), "run `make docs`"
 
 
+def test_every_flag_is_read_somewhere() -> None:
+    """A flag that nothing reads would be accepted and do nothing."""
+    own = {"flags.py", "flags_doc.py", "config.py"}
+    code = [path for path in (ROOT / "engine").rglob("*.py") if path.name not in own]
+    text = "".join(path.read_text(encoding="utf-8") for path in code)
+    assert [name for name in FLAGS if f'"{name}"' not in text] == []
+
+
 def test_registry_imports_next_to_nothing() -> None:
     """The console pays for this import at every start."""
     code = "import sys; before = set(sys.modules); import arc.engine.flags; print(*set(sys.modules) - before)"

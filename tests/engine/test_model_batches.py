@@ -79,7 +79,7 @@ def mixed_step(runner: Runner, case: Case) -> dict[str, torch.Tensor]:
     ("dtype", "size"), [(torch.float32, 1e12), (torch.bfloat16, 1e12), (torch.float16, 1e2)]
 )
 def test_what_lies_past_a_row_never_matters(name, dtype, size):
-    """Freed pages are not cleared: old latents lie past a row's length, here far larger ones than a norm lets through."""
+    """Freed pages are not cleared: old latents lie past a row's length, here far larger than a norm lets through."""
     model = build(CASES[name], hub_tensors(pair(name)[0]), dtype)
     clean, stale = Runner(model), Runner(model)
     for layer in stale.cache.layers:

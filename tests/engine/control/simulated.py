@@ -20,9 +20,18 @@ from arc.engine.control.changes import FlagChanges, Pending
 from arc.engine.control.commands import Cancel, Command, Drain, FlushPrefix, SetFlags, Unsupported
 from arc.engine.control.engine_port import Published
 from arc.engine.control.events import EventLog
-from arc.engine.control.protocol import NA, Cancelled, DrainStarted, Flushed, MemoryPart, Pages, SequenceView
-from arc.engine.core.inbox import Closed
-from arc.engine.core.interface import EngineInfo
+from arc.engine.control.protocol import (
+    NA,
+    Cancelled,
+    DrainStarted,
+    Event,
+    Flushed,
+    MemoryPart,
+    Pages,
+    SequenceView,
+)
+from arc.engine.control.recorder import Recorder
+from arc.engine.core.interface import Closed, EngineInfo
 from arc.engine.flags import FlagError, FlagReason, Value
 from arc.engine.sequence import FinishReason, WaitReason
 from arc.engine.telemetry.records import Counters, StepRecord
@@ -54,7 +63,8 @@ class SimulatedEngine:
         )  # fmt: skip
         self.counters = Counters()
         self.counters.pages_total = self.counters.pages_free = PAGES
-        self.events = EventLog()
+        self._recorder: Recorder | None = None
+        self.events = EventLog(sink=self._to_recorder)
         self.step_ring: deque[StepRecord] = deque(maxlen=4096)
         self.step_seconds = step_seconds
         self.finished: list[str] = []
@@ -109,6 +119,13 @@ class SimulatedEngine:
             MemoryPart(component="KV", place="host", bytes=1_000_000),
             MemoryPart(component="graphs", place="host", bytes=NA("no graphs on the CPU")),
         ]
+
+    def _to_recorder(self, event: Event) -> None:
+        if self._recorder is not None:
+            self._recorder.event(event)
+
+    def record(self, recorder: Recorder) -> None:
+        self._recorder = recorder
 
     # -- what a test does -----------------------------------------------------------------------------------------
 
@@ -184,6 +201,8 @@ class SimulatedEngine:
         counters = self.counters
         started = counters.step_open_since = time.monotonic()
         self._gauges()
+        if self._recorder is not None:
+            self._recorder.opened(self._steps, counters.running)
         time.sleep(self.step_seconds)
         rows = [work for work in self._work if work.running]
         for work in rows:
@@ -210,6 +229,8 @@ class SimulatedEngine:
                 pages_used=len(rows), pages_cached=0, pages_free=PAGES - len(rows),
             )
         )  # fmt: skip
+        if self._recorder is not None:
+            self._recorder.closed(self.step_ring[-1])
         self._steps += 1
         counters.last_step_at, counters.step_open_since = now, None
 

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-@given(kept=st.integers(1, 20), total=st.integers(0, 50), since=st.integers(0, 60), limit=st.none() | st.integers(1, 10))
-def test_gap_and_events_cover_all_that_came_after(kept: int, total: int, since: int, limit: int | None) -> None:
+@given(
+    kept=st.integers(1, 20),
+    total=st.integers(0, 50),
+    since=st.integers(0, 60),
+    limit=st.none() | st.integers(1, 10),
+)
+def test_gap_and_events_cover_all_that_came_after(
+    kept: int, total: int, since: int, limit: int | None
+) -> None:
     log = EventLog(kept)
     for number in range(total):
         log.add("mark", str(number))

@@ -122,7 +122,9 @@ def test_a_path_too_long_for_a_socket_says_what_to_do(folders: Path, monkeypatch
         Listening("main")
 
 
-def test_without_a_runtime_folder_it_is_in_the_temp_folder(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_runtime_folder_it_is_in_the_temp_folder(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr("tempfile.tempdir", str(folders))
     listening = Listening("main")

@@ -56,7 +56,12 @@ def test_every_read_is_of_its_declared_type(running: Running, endpoint: Any) -> 
 def test_hello_says_who_and_what(running: Running) -> None:
     hello = running.connect().get("/v1/hello")
     assert hello["protocol"] == p.PROTOCOL
-    assert (hello["name"], hello["pid"], hello["role"], hello["uid"]) == ("sim", os.getpid(), "operator", os.getuid())
+    assert (hello["name"], hello["pid"], hello["role"], hello["uid"]) == (
+        "sim",
+        os.getpid(),
+        "operator",
+        os.getuid(),
+    )
     assert "na" in hello["recorder"]
 
 
@@ -165,8 +170,12 @@ def test_refused_means_nothing_was_applied_and_each_key_is_named(running: Runnin
 
 def test_a_version_that_moved_on_is_409(running: Running) -> None:
     wire = running.connect()
-    assert wire.ask("PATCH", "/v1/flags", {"changes": {"sched.order": "prefix"}, "expect_version": 0})[0] == 200
-    status, problem = wire.ask("PATCH", "/v1/flags", {"changes": {"sched.order": "fcfs"}, "expect_version": 0})
+    assert (
+        wire.ask("PATCH", "/v1/flags", {"changes": {"sched.order": "prefix"}, "expect_version": 0})[0] == 200
+    )
+    status, problem = wire.ask(
+        "PATCH", "/v1/flags", {"changes": {"sched.order": "fcfs"}, "expect_version": 0}
+    )
     assert (status, problem["error"], problem["version"]) == (409, "stale version", 1)
     assert running.engine.settings["sched.order"] == "prefix"
 
@@ -174,7 +183,11 @@ def test_a_version_that_moved_on_is_409(running: Running) -> None:
 def test_a_dry_run_leaves_no_trace_but_its_answer(running: Running) -> None:
     wire = running.connect()
     status, applied = wire.ask("PATCH", "/v1/flags", {"changes": {"sched.max_running": 5}, "dry_run": True})
-    assert status == 200 and applied["dry_run"] and applied["changes"]["sched.max_running"] == {"old": 64, "new": 5}
+    assert (
+        status == 200
+        and applied["dry_run"]
+        and applied["changes"]["sched.max_running"] == {"old": 64, "new": 5}
+    )
     assert running.engine.settings.version == 0
     assert wire.get("/v1/events")["events"] == []
 
@@ -212,7 +225,9 @@ def test_cancel_by_id_answers_when_it_is_done(running: Running) -> None:
     wire = running.connect()
     ids = [running.engine.submit(100_000) for _ in range(6)]
     until(lambda: running.engine.counters.running == 6)
-    status, done = wire.ask("POST", "/v1/actions/cancel", {"ids": [ids[1], ids[4], "ghost"], "reason": "stuck"})
+    status, done = wire.ask(
+        "POST", "/v1/actions/cancel", {"ids": [ids[1], ids[4], "ghost"], "reason": "stuck"}
+    )
     assert status == 200
     assert (sorted(done["ended"]), done["unknown"], done["left"]) == (sorted([ids[1], ids[4]]), ["ghost"], 4)
     assert len(wire.get("/v1/sequences")["sequences"]) == 4
@@ -390,7 +405,9 @@ def test_unknown_paths_and_methods_say_what_there_is(running: Running) -> None:
 
 def test_a_body_that_is_too_large_is_refused_and_the_next_console_is_served(running: Running) -> None:
     wire = running.connect()
-    status, problem = wire.ask("PATCH", "/v1/flags", b'{"changes": "' + b"x" * (connections.LARGEST_BODY + 10) + b'"}')
+    status, problem = wire.ask(
+        "PATCH", "/v1/flags", b'{"changes": "' + b"x" * (connections.LARGEST_BODY + 10) + b'"}'
+    )
     assert (status, problem["error"]) == (413, "too large")
     assert running.connect().get("/v1/hello")
 
@@ -400,7 +417,9 @@ def test_half_a_body_is_given_up(running: Running, monkeypatch: pytest.MonkeyPat
     with socket.socket(socket.AF_UNIX) as half:
         half.settimeout(10)
         half.connect(str(running.path))
-        half.sendall(b'PATCH /v1/flags HTTP/1.1\r\nHost: arc\r\nContent-Length: 50\r\n\r\n{"changes": {"sched.')
+        half.sendall(
+            b'PATCH /v1/flags HTTP/1.1\r\nHost: arc\r\nContent-Length: 50\r\n\r\n{"changes": {"sched.'
+        )
         answer = half.recv(4096)
     assert b" 408 " in answer.splitlines()[0] and b"half a message" in answer
     assert running.engine.settings.version == 0
@@ -411,7 +430,10 @@ def test_two_threads_of_one_console_do_not_mix_answers(running: Running) -> None
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(10)
         raw.connect(str(running.path))
-        raw.sendall(b"GET /v1/hello HTTP/1.1\r\nHost: arc\r\n\r\nGET /v1/events HTTP/1.1\r\nHost: arc\r\nConnection: close\r\n\r\n")
+        raw.sendall(
+            b"GET /v1/hello HTTP/1.1\r\nHost: arc\r\n\r\n"
+            b"GET /v1/events HTTP/1.1\r\nHost: arc\r\nConnection: close\r\n\r\n"
+        )
         received = b""
         while chunk := raw.recv(65536):
             received += chunk

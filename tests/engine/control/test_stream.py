@@ -60,7 +60,9 @@ def test_last_event_id_resumes_and_tells_the_gap(running: Running) -> None:
     assert [number for _, number, _ in islice(stream, 10)] == list(range(31, 41))
 
 
-def test_a_far_behind_reader_gets_everything_in_pieces(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_far_behind_reader_gets_everything_in_pieces(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream_module, "_MOST_EVENTS", 7)
     for number in range(100):
         running.engine.events.add("mark", str(number))
@@ -101,7 +103,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_console_that_stops_reading_is_cut_off_with_a_reason(running: Running, impatient: None) -> None:
-    for number in range(50):
+    for _ in range(50):
         running.engine.submit(1_000_000)
     console = deaf(running, "/v1/stream?hz=20&sequences=true")
     reader = running.connect()
@@ -124,7 +126,7 @@ def test_a_console_that_stops_reading_is_cut_off_with_a_reason(running: Running,
 
 def test_a_deaf_console_costs_no_backlog(running: Running) -> None:
     """What waits for it stays within what socket and transport hold, however long it goes on."""
-    for number in range(200):
+    for _ in range(200):
         running.engine.submit(1_000_000)
     console = deaf(running, "/v1/stream?hz=20&sequences=true")
     time.sleep(1.5)  # 30 snapshots of about 40 KB
@@ -134,7 +136,11 @@ def test_a_deaf_console_costs_no_backlog(running: Running) -> None:
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         received += console.recv(1 << 20)
-    shots = [json.loads(line[6:]) for line in received.split(b"\n") if line.startswith(b"data: ") and line.endswith(b"}")]
+    shots = [
+        json.loads(line[6:])
+        for line in received.split(b"\n")
+        if line.startswith(b"data: ") and line.endswith(b"}")
+    ]
     steps = [shot["step"] for shot in shots]
     assert steps == sorted(steps)
     assert steps[-1] > newest, "after the pause comes the newest, not the next"
@@ -150,7 +156,7 @@ def test_a_large_answer_that_nobody_reads_is_cut_off_too(running: Running, impat
 
 
 def test_a_slow_console_that_does_read_is_left_alone(running: Running, impatient: None) -> None:
-    for number in range(50):
+    for _ in range(50):
         running.engine.submit(1_000_000)
     console = deaf(running, "/v1/stream?hz=20&sequences=true")
     end = time.monotonic() + 2.5
@@ -172,7 +178,7 @@ def test_sixty_four_consoles_and_the_next_is_told_why(start: Callable[..., Runni
     assert {next(stream)[0] for stream in streams} == {"snapshot"}, "they are all served"
     assert running.engine.counters.steps > 0
     wires[0].close()
-    streams[0].close()
+    del streams[0]
     until(lambda: running.connect().ask("GET", "/v1/hello")[0] == 200)
 
 

@@ -23,7 +23,11 @@ def settings_for(model: Path, folder: Path, **flags: object) -> Settings:
 
 @asynccontextmanager
 async def engine(
-    model: Path, folder: Path, *, prepare: Callable[[Assembly], None] = lambda _assembly: None, **flags: object
+    model: Path,
+    folder: Path,
+    *,
+    prepare: Callable[[Assembly], None] = lambda _assembly: None,
+    **flags: object,
 ) -> AsyncIterator[Assembly]:
     """`prepare` may break something before the thread starts."""
     assembly = assemble(settings_for(model, folder, **flags))

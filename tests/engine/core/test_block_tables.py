@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-from hypothesis import given
-
 from arc.engine.core.block_tables import BlockTables
 from arc.engine.sequence import Request, SamplingParams, Sequence, sequence_of
+from hypothesis import given
 
 NULL = 999
 
@@ -16,12 +15,15 @@ def a_sequence(number: int) -> Sequence:
 
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["grow", "release", "gather"]), st.integers(0, 5), st.integers(1, 40)), max_size=60
+    st.tuples(st.sampled_from(["grow", "release", "gather"]), st.integers(0, 5), st.integers(1, 40)),
+    max_size=60,
 )
 
 
 @given(actions)
-def test_gather_gives_each_sequence_its_pages_and_the_null_page_beyond(script: list[tuple[str, int, int]]) -> None:
+def test_gather_gives_each_sequence_its_pages_and_the_null_page_beyond(
+    script: list[tuple[str, int, int]],
+) -> None:
     tables = BlockTables(NULL)
     sequences = {number: a_sequence(number) for number in range(6)}
     page = 0

@@ -6,9 +6,8 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from arc.engine.core.capacity import MIB, Capacity, CapacityError, plan
 from hypothesis import given
-
-from arc.engine.core.capacity import MIB, CapacityError, plan
 
 BASE: dict[str, Any] = {
     "free": 1000 * MIB, "on_card": False, "page_bytes": MIB, "page_size": 16, "memory_mib": None,
@@ -16,29 +15,34 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
+def planned(**differing: Any) -> Capacity:
+    chosen: dict[str, Any] = {**BASE, **differing}
+    return plan(**chosen)
+
+
 def test_on_the_host_no_more_than_the_running_cap_can_fill() -> None:
-    sized = plan(**BASE)
+    sized = planned()
     assert (sized.pages, sized.max_model_len) == (8 * 512 // 16, 512)
 
 
 def test_half_of_a_smaller_host_and_nine_tenths_of_a_card() -> None:
-    assert plan(**BASE | {"free": 100 * MIB}).pages == 50
-    assert plan(**BASE | {"on_card": True}).pages == 900
+    assert planned(free=100 * MIB).pages == 50
+    assert planned(on_card=True).pages == 900
 
 
 def test_a_longest_length_that_does_not_fit_is_shortened_when_auto_and_refused_when_asked_for() -> None:
-    assert plan(**BASE | {"free": 40 * MIB}).max_model_len == 20 * 16
+    assert planned(free=40 * MIB).max_model_len == 20 * 16
     with pytest.raises(CapacityError, match=r"model\.max_len = 512.*lower model\.max_len to 320"):
-        plan(**BASE | {"free": 40 * MIB, "max_len": 512})
+        planned(free=40 * MIB, max_len=512)
 
 
 def test_refusals_name_the_flag() -> None:
     with pytest.raises(CapacityError, match=r"cache\.memory_mib = 2000 is more than the 1000 MiB"):
-        plan(**BASE | {"memory_mib": 2000})
+        planned(memory_mib=2000)
     with pytest.raises(CapacityError, match=r"model\.max_len = 513 is more than the 512"):
-        plan(**BASE | {"max_len": 513})
+        planned(max_len=513)
     with pytest.raises(CapacityError, match=r"raise cache\.memory_mib"):
-        plan(**BASE | {"free": MIB})
+        planned(free=MIB)
 
 
 @given(
@@ -47,7 +51,14 @@ def test_refusals_name_the_flag() -> None:
     length=st.none() | st.integers(16, 1 << 20), limit=st.integers(16, 1 << 20),
 )  # fmt: skip
 def test_a_plan_fits_the_memory_and_holds_one_longest_sequence(
-    free: int, page_bytes: int, page_size: int, memory: int | None, running: int, card: bool, length: int | None, limit: int
+    free: int,
+    page_bytes: int,
+    page_size: int,
+    memory: int | None,
+    running: int,
+    card: bool,
+    length: int | None,
+    limit: int,
 ) -> None:
     try:
         sized = plan(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from arc.engine.control.commands import Actor, Cancel, Drain, FlushPrefix, SetFlags
 from arc.engine.core.assembly import Assembly
 from arc.engine.core.interface import Draining, TooManyWaiting
@@ -29,13 +28,17 @@ def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
 async def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(tiny: Path, tmp_path: Path) -> None:
     async with engine(tiny, tmp_path) as alone:
         single = [await complete(alone, request(f"s{i}", p)) for i, p in enumerate(prompts(8))]
-    async with engine(tiny, tmp_path, sched__prefill_chunk=7, sched__max_step_tokens=24, sched__max_running=8) as together:
+    async with engine(
+        tiny, tmp_path, sched__prefill_chunk=7, sched__max_step_tokens=24, sched__max_running=8
+    ) as together:
         batch = await complete(together, *(request(f"b{i}", p) for i, p in enumerate(prompts(8))))
     assert [tokens for ((tokens, _),) in single] == [tokens for tokens, _ in batch]
     assert all(len(tokens) == 8 for tokens, _ in batch)
 
 
-async def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_after_preemption(tiny: Path, tmp_path: Path) -> None:
+async def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_after_preemption(
+    tiny: Path, tmp_path: Path
+) -> None:
     asked: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 120}
     async with engine(tiny, tmp_path) as alone:
         ((expected, _),) = await complete(alone, request("a", [5, 6, 7], **asked))
@@ -108,7 +111,9 @@ async def test_a_step_that_fails_ends_its_sequences_and_nothing_else(tiny: Path,
         assert_all_pages_free(it)
 
 
-async def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(tiny: Path, tmp_path: Path) -> None:
+async def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(
+    tiny: Path, tmp_path: Path
+) -> None:
     def prepare(it: Assembly) -> None:
         model, cache = it.engine.runner.model, it.engine.runner.cache
         whole = model.forward
@@ -136,7 +141,9 @@ async def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(ti
         assert all(bool(torch.isfinite(layer).all()) for layer in it.engine.runner.cache.layers)
 
 
-async def test_a_fault_at_the_border_is_survived_and_faults_without_end_are_not(tiny: Path, tmp_path: Path) -> None:
+async def test_a_fault_at_the_border_is_survived_and_faults_without_end_are_not(
+    tiny: Path, tmp_path: Path
+) -> None:
     broken = asyncio.Event()
 
     def prepare(it: Assembly) -> None:
@@ -193,7 +200,9 @@ async def test_the_door_refuses_past_max_waiting(tiny: Path, tmp_path: Path) -> 
         assert [len((await read(stream))[0]) for stream in streams] == [8, 8, 8]
 
 
-async def test_bucketed_admission_shows_in_the_effective_batch_and_toggles_live(tiny: Path, tmp_path: Path) -> None:
+async def test_bucketed_admission_shows_in_the_effective_batch_and_toggles_live(
+    tiny: Path, tmp_path: Path
+) -> None:
     async with engine(tiny, tmp_path, cache__prefix="off") as it:
         rows = [request(f"r{i}", [2 + i] * (1 + 70 * i), max_tokens=300) for i in range(5)]
         streams = [asyncio.create_task(read(it.handle.submit(each))) for each in rows]
@@ -227,7 +236,10 @@ async def test_a_drain_lets_work_end_and_its_deadline_cancels_the_rest(tiny: Pat
     loop = asyncio.get_running_loop()
 
     def prepare(it: Assembly) -> None:
-        it.port._on_drained = lambda: loop.call_soon_threadsafe(drained.set)
+        def notify() -> None:
+            loop.call_soon_threadsafe(drained.set)
+
+        it.port._on_drained = notify
 
     async with engine(tiny, tmp_path, prepare=prepare) as it:
         short = it.handle.submit(request("short", [4, 5], max_tokens=5))

@@ -56,6 +56,7 @@ uniform_numbers = st.floats(0.0, 1.0, exclude_max=True)
     st.lists(st.tuples(some_filters, uniform_numbers), min_size=1, max_size=4),
 )
 @example(0, 4200, "flat", [(Filters(2.0, top_p=0.999), 0.9999999)])  # needs the whole sorted row
+@example(0, 4200, "flat", [(Filters(1.0, top_p=0.05), 0.999)])  # the prefix is enough
 @example(0, 257, "flat", [(Filters(1.0, top_k=256), 0.5)])
 def test_every_draw_is_the_one_that_the_obvious_sampler_makes(seed, vocab, kind, rows):
     logits = make_logits(seed, len(rows), vocab, kind)
@@ -85,7 +86,7 @@ def test_a_row_gets_in_any_batch_what_it_gets_alone(seed, vocab, kind, rows, ran
 
 def test_a_wide_vocabulary_is_drawn_from_in_parts_and_threads_without_a_change():
     vocab = 131_072
-    assert vocab > subject.PREFIX * subject.WIDEN
+    assert vocab > max(subject.PREFIXES)
     filters = [
         Filters(0.7),
         Filters(0.7, top_k=40),
@@ -158,6 +159,11 @@ def test_a_uniform_just_below_one_never_reaches_a_token_without_weight(filters):
     logits[0, :2] = torch.tensor([0.0, 0.0])
     logits[0, 2] = -200.0  # its weight underflows
     assert choose(logits, [filters], [1 - 2.0**-53]) == [1]
+
+
+def test_the_last_token_is_the_end_also_where_float32_sums_are_too_large():
+    logits = make_logits(6, 500, 320, "normal")
+    assert choose(logits, [Filters(1.0)] * 500, [1 - 2.0**-53] * 500) == [319] * 500
 
 
 def test_a_temperature_near_zero_neither_overflows_nor_divides_by_zero():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from arc.engine.scheduler import pressure
 from arc.engine.scheduler.types import Step
 from arc.engine.sequence import Status
 from hypothesis import HealthCheck, settings
@@ -21,8 +22,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         pages=st.integers(3, 40),
         page_size=st.integers(1, 6),
         prefix=st.booleans(),
+        horizon=st.sampled_from([1, 4, pressure.HORIZON]),
     )
-    def start(self, pages: int, page_size: int, prefix: bool) -> None:
+    def start(self, pages: int, page_size: int, prefix: bool, horizon: int) -> None:
+        self.horizon = pressure.HORIZON
+        pressure.HORIZON = horizon
         self.engine = ToyEngine(
             pages, page_size, max_running=5, max_step_tokens=9, prefill_chunk=4, prefix_cache=prefix
         )
@@ -123,8 +127,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
+        if hasattr(self, "engine"):
+            try:
+                self.finish()
+            finally:
+                pressure.HORIZON = self.horizon
+
+    def finish(self) -> None:
         engine = self.engine
         if self.open is not None:
             engine.commit(self.open)
