@@ -113,7 +113,7 @@ async def test_a_change_takes_effect_at_the_step_that_its_answer_names(
             if record.prompt_tokens and record.index >= applied["step"]
         }
         assert chunks and max(chunks.values()) <= 3
-        assert sum(chunks.values()) == 100
+        assert sum(chunks.values()) == 99, "the last of the hundred is a decode row: one token, and it samples"
         assert (await ask("POST", "/v1/actions/cancel", {"all": True}))["left"] == 0
         ends = [(await read(stream))[1].reason for stream in streams]
         assert set(ends) == {FinishReason.CANCELLED}
