@@ -27,10 +27,11 @@ async def engine(
     folder: Path,
     *,
     prepare: Callable[[Assembly], None] = lambda _assembly: None,
+    recording: Path | None = None,
     **flags: object,
 ) -> AsyncIterator[Assembly]:
     """`prepare` may break something before the thread starts."""
-    assembly = assemble(settings_for(model, folder, **flags))
+    assembly = assemble(settings_for(model, folder, **flags), recording=recording)
     assembly.handle.attach(asyncio.get_running_loop())
     prepare(assembly)
     thread = assembly.start()
