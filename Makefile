@@ -15,7 +15,7 @@ help:
 	@echo "make test    set up .venv with everything and run the linters, the type checker and all tests"
 	@echo "make lint    the linters and the type checker alone"
 	@echo "make format  rewrite the code in the project's format"
-	@echo "make docs    write docs/flags.md anew from the registry of flags"
+	@echo "make docs    write docs/flags.md and docs/control-messages.md anew from the code"
 	@echo "make clean   remove .venv and everything that was built"
 
 up: $(VENV)/engine.stamp
@@ -35,6 +35,7 @@ format: $(VENV)/dev.stamp
 
 docs: $(VENV)/engine.stamp
 	$(BIN)/python -m arc.engine.flags_doc > docs/flags.md
+	$(BIN)/python -m arc.engine.control.messages_doc > docs/control-messages.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -88,7 +88,7 @@ class Recorder:
     def _write_now(self, is_open: int, step: int, rows: int, at: float) -> None:
         self._nows += 1
         r.NOW.pack_into(
-            self._map, r.NOWS.place(self._nows), self._nows, is_open, step, rows, at, ended, self._nows
+            self._map, r.NOWS.place(self._nows), self._nows, is_open, step, rows, at, self._ended, self._nows
         )
 
     def _write_values(self) -> None:

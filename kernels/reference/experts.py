@@ -19,7 +19,7 @@ from .linear import PackedMlp, TorchGatedMlp, pack_weight, packed_linear
 # form where the experts are few for their top k; the sorted loop takes over where its fewer products outweigh laying
 # the weights out anew.
 _DENSE_EXPERTS_A_CHOICE = 4
-_DENSE_TOKENS = 256
+_DENSE_TOKENS = 224
 
 
 def moe_gate(x: Tensor, weight: Tensor, bias: Tensor | None, spec: RoutingSpec) -> tuple[Tensor, Tensor]:

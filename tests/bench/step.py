@@ -1,6 +1,6 @@
 """The time of one forward pass of random weights, alone: no server, no scheduler, no sampling.
 
-    python -m tests.bench.step [common | carried] [--threads N] [--dtype bfloat16] [--prefill]
+    python -m tests.bench.step [common | carried] [--threads N] [--dtype D] [--steps N]
 
 `common` is the checkpoint that engines are compared on (docs/performance.md), `carried` the shape of the model in this
 repository. Contexts are spread evenly over 16..768 and every token is drawn at random: repeated tokens would keep their
@@ -148,17 +148,27 @@ def prompt_batches(config: ModelConfig, tokens: int, chunk: int) -> tuple[list[F
     return batches, tables.numel()
 
 
-def milliseconds(model: DeepseekModel, batches: list[ForwardBatch], pages: int) -> list[float]:
+def milliseconds(model: DeepseekModel, batches: list[ForwardBatch], pages: int) -> list[tuple[float, float]]:
+    """(wall, CPU) of each step; the CPU time is this thread's alone, so it means little with more than one."""
     config = model.config
     cache = LatentCache(config.layers, pages, PAGE_SIZE, config.latent_width, dtype=model.dtype, device=CPU)
     for layer in cache.layers:
         layer.normal_()
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     for batch in batches:
-        begin = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.thread_time()
         model.forward(batch, cache)
-        times.append((time.perf_counter() - begin) * 1e3)
+        times.append(((time.perf_counter() - wall) * 1e3, (time.thread_time() - cpu) * 1e3))
     return times
+
+
+def report(what: str, times: list[tuple[float, float]]) -> None:
+    wall, cpu = zip(*times, strict=True)
+    print(
+        f"{what}: wall median {statistics.median(wall):.2f}, best {min(wall):.2f};"
+        f" CPU median {statistics.median(cpu):.2f}, best {min(cpu):.2f}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -167,21 +177,19 @@ def main() -> None:
     )
     parser.add_argument("shape", choices=SHAPES, default="common", nargs="?")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = build(SHAPES[args.shape], getattr(torch, args.dtype))
     for rows in (1, 8, 32):
-        times = milliseconds(model, *decode_batches(model.config, rows, args.steps))[args.steps // 5 :]
-        print(
-            f"decode {rows:4} rows: median {statistics.median(times):.2f} ms, best {min(times):.2f}",
-            flush=True,
-        )
+        times = milliseconds(model, *decode_batches(model.config, rows, args.steps))
+        report(f"decode {rows} rows, ms a step", times[args.steps // 5 :])
     for chunk in (256, 1024):
         batches, pages = prompt_batches(model.config, 1024, chunk)
-        total = min(sum(milliseconds(model, batches, pages)) for _ in range(3))
-        print(f"prefill 1024 tokens, {chunk} a step: {1024e3 / total:.0f} tok/s", flush=True)
+        runs = [milliseconds(model, batches, pages) for _ in range(max(3, args.steps // 5))]
+        whole = [(sum(wall for wall, _ in run), sum(cpu for _, cpu in run)) for run in runs]
+        report(f"prefill 1024 tokens, {chunk} a step, ms", whole)
 
 
 if __name__ == "__main__":

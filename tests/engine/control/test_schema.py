@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 import schemathesis
 from arc.engine.control.endpoints import ENDPOINTS, Match, match, openapi
+from arc.engine.control.messages_doc import Message, messages, page
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -175,3 +177,22 @@ def _walk(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _walk(value)
+
+
+def test_the_page_of_messages_is_up_to_date() -> None:
+    committed = (Path(__file__).parents[3] / "docs" / "control-messages.md").read_text(encoding="utf-8")
+    assert committed == page(), "run `make docs`"
+
+
+def test_every_message_and_field_is_on_the_page() -> None:
+    documented = {message.name: message for message in messages()}
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        if name == "NoQuery":
+            continue
+        message: Message | None = documented[name]
+        assert message is not None and message.text, name
+        fields: set[str] = set()
+        while message is not None:
+            fields |= {field.name for field in message.fields}
+            message = documented[message.base] if message.base else None
+        assert set(schema.get("properties", {})) == fields

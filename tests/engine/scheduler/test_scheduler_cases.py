@@ -144,6 +144,20 @@ def test_nobody_waits_for_pages_while_nothing_runs(order: str) -> None:
     assert [seq.output_len for seq in engine.sequences] == [1, 4, 1, 4, 1, 4, 1, 1]
 
 
+@pytest.mark.usefixtures("short_horizon")
+def test_a_step_in_which_the_only_row_gives_way_is_not_the_end() -> None:
+    """The bucket's one row preempts itself for pages while the losers hold theirs: no rows, but not idle."""
+    empty = 0
+    for prompt in range(5, 13):
+        engine = ToyEngine(60, 4, max_running=3, max_step_tokens=256, admission="bucketed")
+        engine.add(100, 100)
+        engine.add(prompt, 150)
+        while (step := engine.step()) is not None:
+            empty += not step.rows
+        assert not engine.live
+    assert empty
+
+
 def test_cached_pages_never_keep_a_waiting_prompt_out() -> None:
     """The same livelock by another door: the cache is full of what nobody uses."""
     engine = ToyEngine(16, 4)

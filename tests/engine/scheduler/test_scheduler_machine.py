@@ -19,24 +19,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        pages=st.integers(3, 40),
-        page_size=st.integers(1, 6),
+        size=st.tuples(st.integers(6, 30), st.integers(1, 4)),
         prefix=st.booleans(),
-        horizon=st.sampled_from([1, 4, pressure.HORIZON]),
+        horizon=st.sampled_from([1, 4, 16]),
+        first=st.lists(
+            st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(20, 60)), min_size=3, max_size=8
+        ),
     )
-    def start(self, pages: int, page_size: int, prefix: bool, horizon: int) -> None:
+    def start(self, size, prefix, horizon, first) -> None:
         self.horizon = pressure.HORIZON
         pressure.HORIZON = horizon
-        self.engine = ToyEngine(
-            pages, page_size, max_running=5, max_step_tokens=9, prefill_chunk=4, prefix_cache=prefix
-        )
+        self.engine = ToyEngine(*size, max_running=5, max_step_tokens=9, prefill_chunk=4, prefix_cache=prefix)
         self.open: Step | None = None
+        for stem, cut, max_tokens in first:
+            self.engine.add(STEMS[stem][:cut], max_tokens)
 
     @rule(
         stem=st.integers(0, 2),
         cut=st.integers(1, 40),
         tail=st.lists(st.integers(0, 3), max_size=3),
-        terms=st.tuples(st.integers(1, 30), st.integers(-1, 1), st.booleans()),
+        terms=st.tuples(st.integers(1, 60), st.integers(-1, 1), st.booleans()),
     )
     def arrive(self, stem, cut, tail, terms) -> None:
         max_tokens, priority, ignore_eos = terms
@@ -59,6 +61,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.commit(self.open)
         self.open = None
 
+    @precondition(lambda self: self.open is not None and self.open.rows)
+    @rule(data=st.data())
+    def commit_without_faulty_rows(self, data) -> None:
+        assert self.open is not None
+        self.engine.commit(self.open, data.draw(st.integers(1, len(self.open.rows))))
+        self.open = None
+
     @precondition(lambda self: self.open is not None)
     @rule()
     def fault(self) -> None:
@@ -75,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open = None
 
     @precondition(lambda self: self.open is None)
-    @rule(steps=st.integers(1, 20))
+    @rule(steps=st.integers(5, 40))
     def run_on(self, steps) -> None:
         for _ in range(steps):
             if self.engine.step() is None:
@@ -153,7 +162,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -279,8 +279,8 @@ def test_a_preempted_sequence_keeps_the_page_cap_that_it_ran_under() -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    pages=st.integers(20, 120),
-    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 80)), min_size=2, max_size=20),
+    pages=st.integers(50, 100),
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(50, 180)), min_size=4, max_size=12),
 )
 def test_no_admission_is_followed_by_a_preemption_within_the_horizon(pages: int, lengths: list) -> None:
     engine = ToyEngine(pages, 4, max_step_tokens=256)
