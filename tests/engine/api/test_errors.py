@@ -416,6 +416,20 @@ async def test_a_model_without_a_tokenizer(serve: Serve):
         assert answer["usage"]["completion_tokens"] == 3
 
 
+async def test_a_tokenizer_that_knows_more_than_the_model(serve: Serve):
+    engine = ScriptedEngine(vocab_size=200)
+    async with serve(engine) as api:
+        for path, body, param in (
+            (COMPLETION, {"prompt": ["a", "b"]}, "prompt[0]"),
+            (COMPLETION, {"prompt": "😀", "add_special_tokens": False}, "prompt"),
+            (CHAT, {"messages": [{"role": "user", "content": "😀"}]}, "messages"),
+        ):
+            status, answer = await api.post(path, body)
+            assert (status, error_of(answer)["param"]) == (400, param)
+        assert (await api.post(COMPLETION, {"prompt": "a", "add_special_tokens": False}))[0] == 200
+    assert len(engine.requests) == 1
+
+
 async def test_a_model_without_a_chat_template(serve: Serve):
     async with serve(template=None) as api:
         status, answer = await api.post(CHAT, {"messages": HI})
