@@ -15,7 +15,7 @@ from arc.engine.core.interface import Draining, TooManyWaiting
 from arc.engine.model.deepseek import ForwardOutput
 from arc.engine.sequence import FinishReason
 
-from .living import assert_all_pages_free, complete, engine, read, request, until
+from .living import assert_all_pages_free, assert_nothing_is_kept, complete, engine, read, request, until
 
 ACTOR = Actor(uid=0, gid=0, pid=1, reason="test")
 
@@ -315,3 +315,4 @@ async def test_nothing_is_lost_in_a_storm(tiny: Path, tmp_path: Path, seed: int)
         await until(lambda: it.port.counters.running == 0)
         assert_all_pages_free(it)
         assert sum(it.port.counters.finished.values()) == 60
+        assert_nothing_is_kept(it)
