@@ -76,9 +76,20 @@ class PromptReader:
         return await _off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
 
     def _text(self, text: str, add_special: bool, param: str) -> Prompt:
-        ids = self.tokenizer.encode(text, add_special=add_special)
+        return self._encoded(self.tokenizer.encode(text, add_special=add_special), text, param)
+
+    def _encoded(self, ids: list[int], text: str | None, param: str) -> Prompt:
+        """A prompt from the tokenizer, which may know more tokens than the model has weights for."""
         if not ids:
             raise bad_request(f"'{param}' has no tokens", param, "invalid_value")
+        if (worst := max(ids)) >= self._vocab_size:
+            name = self.tokenizer.inner.id_to_token(worst)
+            last = self._vocab_size - 1
+            raise bad_request(
+                f"'{param}' holds '{name}', which is token {worst}; this model's token ids end at {last}",
+                param,
+                "invalid_value",
+            )
         return Prompt(tuple(ids), text)
 
     def ids(self, ids: Sequence[int], param: str) -> Prompt:
@@ -120,9 +131,7 @@ class PromptReader:
             ids = await _off_loop(_size(messages), encode)
         except ChatTemplateError as error:
             raise bad_request(str(error), "messages", "invalid_value") from None
-        if not ids:
-            raise bad_request("the messages have no tokens", "messages", "invalid_value")
-        return Prompt(tuple(ids), None)
+        return self._encoded(ids, None, "messages")
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:

@@ -264,6 +264,7 @@ def test_typed_values_that_are_refused(flag: str, value: object, reason: FlagRea
         ("sched.max-running", "sched.max_running"),
         ("Sched.Max_Running", "sched.max_running"),
         ("shed.order", "sched.order"),
+        ("group", "control.group"),
         ("cache.pagesize", "cache.page_size"),
     ],
 )

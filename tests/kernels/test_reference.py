@@ -134,7 +134,7 @@ def test_the_gate_chooses_and_weighs(spec, biased):
 @DTYPES
 @pytest.mark.parametrize("experts", [1, 4, 8, 9, 30])  # up to 8 of top 2 are run densely
 @pytest.mark.parametrize("shared", [0, 1, 3])
-@pytest.mark.parametrize("tokens", [1, 2, 40, 300])  # past 224 the dense weights are unpacked and sorted
+@pytest.mark.parametrize("tokens", [1, 2, 40, 300])  # past 256 the dense weights are unpacked and sorted
 def test_experts_in_every_form(dtype, experts, shared, tokens):
     torch.manual_seed(experts)
     hidden, inner, top_k = 24, 16, min(2, experts)

@@ -13,7 +13,8 @@ from arc.engine.scheduler.types import SchedulerConfig, Step
 from arc.engine.sequence import Request, SamplingParams, Status, WaitReason, sequence_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_engine import ToyEngine
+
+from .toy_engine import ToyEngine
 
 # (B, D, sequences run a step bucketed, and ragged)
 TABLE = [(8, 8, 1, 8), (32, 8, 4, 32), (32, 32, 1, 32), (128, 32, 4, 128), (128, 128, 1, 128), (1, 1, 1, 1)]

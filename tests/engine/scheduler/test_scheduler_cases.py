@@ -6,7 +6,8 @@ import random
 
 import pytest
 from arc.engine.sequence import Request, SamplingParams, Status, WaitReason, sequence_of
-from toy_engine import ToyEngine
+
+from .toy_engine import ToyEngine
 
 
 def test_short_prompts_do_not_preempt_a_long_decode_again_and_again() -> None:

@@ -8,7 +8,8 @@ from arc.engine.sequence import Status
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from toy_engine import ToyEngine
+
+from .toy_engine import ToyEngine
 
 STEMS = [[stem * 10 + i % 7 for i in range(40)] for stem in range(3)]
 

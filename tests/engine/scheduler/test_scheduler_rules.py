@@ -14,7 +14,8 @@ from arc.engine.scheduler.types import CannotFit, SchedulerConfig, Step
 from arc.engine.sequence import Request, SamplingParams, Sequence, Status, WaitReason, sequence_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy_engine import ToyEngine
+
+from .toy_engine import ToyEngine
 
 pytestmark = pytest.mark.usefixtures("short_horizon")
 
