@@ -224,7 +224,7 @@ def test_pause_and_resume(running: Running) -> None:
 def test_cancel_by_id_answers_when_it_is_done(running: Running) -> None:
     wire = running.connect()
     ids = [running.engine.submit(100_000) for _ in range(6)]
-    until(lambda: running.engine.counters.running == 6)
+    until(lambda: wire.get("/v1/sequences")["total"] == 6)
     status, done = wire.ask(
         "POST", "/v1/actions/cancel", {"ids": [ids[1], ids[4], "ghost"], "reason": "stuck"}
     )
