@@ -180,6 +180,33 @@ def test_an_engine_that_goes_away_is_said_to_have(running: Running) -> None:
     assert follow.returncode == 1 and "maintenance" in errors
 
 
+def test_an_engine_that_is_killed_is_said_to_have_gone(folders: Path) -> None:
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.control.process", "main", "1"],
+        stdout=subprocess.PIPE,
+        env=os.environ,
+    )
+    assert engine.stdout is not None and engine.stdout.readline() == b"up\n"
+    run("mark", "seen")
+    follow = subprocess.Popen(
+        [sys.executable, "-u", "-c", "from arc.console.main import main; main()", "events", "-f"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    assert follow.stdout is not None and "seen" in follow.stdout.readline()
+    run("mark", "again")
+    assert "again" in follow.stdout.readline()
+    engine.kill()
+    engine.wait()
+    engine.stdout.close()
+    _, errors = follow.communicate(timeout=30)
+    assert follow.returncode == 3 and "went away" in errors and "post-mortem" in errors
+    output = run("dump", "--post-mortem").output
+    assert "killed or crashed" in output and "mark" in output and "again" in output
+
+
 # -- flags ------------------------------------------------------------------------------------------------------------
 
 
