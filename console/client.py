@@ -121,7 +121,7 @@ class Client:
         return content
 
     def stream(self, **query: Any) -> Iterator[StreamEvent]:
-        """Server-sent events up to `bye`; NoEngine when they break off. Nothing else can be asked on this connection."""
+        """Server-sent events up to `bye`; NoEngine when they break off. The connection is then used up."""
         with self._failures():
             self._connection.request("GET", _target("/v1/stream", query))
             response = self._connection.getresponse()

@@ -39,6 +39,7 @@ from .history import History
 FRESH_WAIT = (
     0.02  # seconds that a read waits for the engine to publish; then it shows the older state and its age
 )
+WATCHED = 0.25  # seconds: while a step is under way, a state that a console at 4 Hz would show is not waited for
 FRESH_ENOUGH = 0.02  # seconds: younger than that is as good as new
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
@@ -130,6 +131,9 @@ class Handlers:
         if published.taken >= max(asked - FRESH_ENOUGH, self._commanded):
             return published
         self._port.request_publish()
+        under_way = self._port.counters.step_open_since is not None
+        if under_way and wait <= FRESH_WAIT and published.taken >= max(asked - WATCHED, self._commanded):
+            return published
         while published.taken < asked and time.monotonic() - asked < wait:
             await asyncio.sleep(_POLL)
             published = self._port.published()
