@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import socket
 import struct
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from .exits import Exit, Failure
 T = TypeVar("T", bound=msgspec.Struct)
 
 _CONNECT_TIMEOUT = struct.pack("@ll", 5, 0)  # struct timeval: seconds, microseconds
+_FRESH = 0.5  # seconds
+_TRIES = 4
+_PAUSE = 0.1  # seconds
 _ANSWER_TIMEOUT = 90.0  # a change waits for the end of a step, up to a minute
 
 
@@ -98,6 +102,16 @@ class Client:
 
     def get(self, path: str, answer: type[T], **query: Any) -> T:
         return msgspec.json.decode(self.raw("GET", path, query=query), type=answer)
+
+    def get_fresh(self, path: str, answer: type[T], **query: Any) -> T:
+        """As `get`, of an answer with an `age`: an engine that nobody watched publishes at its next step border, which
+        is worth waiting for a moment. A long step shows by the age of what comes then."""
+        for _ in range(_TRIES):
+            found = self.get(path, answer, **query)
+            if found.age < _FRESH:  # pyright: ignore[reportAttributeAccessIssue]  # Snapshot and Sequences have it
+                break
+            time.sleep(_PAUSE)
+        return found
 
     def post(self, path: str, body: msgspec.Struct, answer: type[T]) -> T:
         return msgspec.json.decode(self.raw("POST", path, msgspec.json.encode(body)), type=answer)

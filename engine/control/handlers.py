@@ -36,10 +36,8 @@ from .engine_port import ControlPort, Published
 from .errors import Answer, problem
 from .history import History
 
-FRESH_WAIT = (
-    0.02  # seconds that a read waits for the engine to publish; then it shows the older state and its age
-)
-WATCHED = 0.25  # seconds: while a step is under way, a state that a console at 4 Hz would show is not waited for
+FRESH_WAIT = 0.03  # seconds that a read waits for the engine to publish; else it shows the older state
+WATCHED = 0.25  # seconds: while a step is under way, a state as young as that is shown at once
 FRESH_ENOUGH = 0.02  # seconds: younger than that is as good as new
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
