@@ -27,7 +27,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _CONNECT_TIMEOUT = struct.pack("@ll", 5, 0)  # struct timeval: seconds, microseconds
 _FRESH = 0.5  # seconds
-_TRIES = 4
+_TRIES = 3
 _PAUSE = 0.1  # seconds
 _ANSWER_TIMEOUT = 90.0  # a change waits for the end of a step, up to a minute
 
@@ -106,11 +106,12 @@ class Client:
     def get_fresh(self, path: str, answer: type[T], **query: Any) -> T:
         """As `get`, of an answer with an `age`: an engine that nobody watched publishes at its next step border, which
         is worth waiting for a moment. A long step shows by the age of what comes then."""
+        found = self.get(path, answer, **query)
         for _ in range(_TRIES):
-            found = self.get(path, answer, **query)
             if found.age < _FRESH:  # pyright: ignore[reportAttributeAccessIssue]  # Snapshot and Sequences have it
                 break
             time.sleep(_PAUSE)
+            found = self.get(path, answer, **query)
         return found
 
     def post(self, path: str, body: msgspec.Struct, answer: type[T]) -> T:
