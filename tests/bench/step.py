@@ -10,66 +10,52 @@ experts in the processor's cache.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import tempfile
 import time
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from arc.engine.model.batch import ForwardBatch
 from arc.engine.model.cache import LatentCache
-from arc.engine.model.config import ModelConfig, Rope, Routing
+from arc.engine.model.config import ModelConfig
 from arc.engine.model.deepseek import DeepseekModel
+from arc.engine.model.hf_config import read_config
 from arc.kernels import Target, resolve
+
+from tests.peers.make_checkpoint import COMMON
 
 PAGE_SIZE = 16
 CONTEXT = (16, 768)
 CPU = torch.device("cpu")
 
-COMMON = ModelConfig(
-    model_type="deepseek_v3",
-    vocab_size=4096,
-    hidden=512,
-    layers=8,
-    heads=8,
-    q_lora_rank=192,
-    kv_lora_rank=512,
-    nope_dim=64,
-    rope_dim=64,
-    v_dim=128,
-    dense_intermediate=1408,
-    expert_intermediate=256,
-    shared_experts=1,
-    moe_layers=(False, *[True] * 7),
-    routing=Routing("sigmoid", 16, 4, 4, 2, "group_top2", bias=True, normalise=True, scale=2.5),
-    rope=Rope(10000.0, 64, True),
-    rms_eps=1e-6,
-    attention_bias=False,
-    tied_embeddings=False,
-    max_position=4096,
-    prediction_layers=0,
-    dtype="bfloat16",
-    fp8_block=None,
-    softmax_scale=128**-0.5,
-)
-CARRIED = replace(
-    COMMON,
-    vocab_size=2048,
-    hidden=192,
-    layers=4,
-    heads=4,
-    q_lora_rank=96,
-    kv_lora_rank=64,
-    nope_dim=32,
-    rope_dim=16,
-    v_dim=32,
-    dense_intermediate=512,
-    expert_intermediate=96,
-    moe_layers=(False, True, True, True),
-    routing=Routing("sigmoid", 8, 2, 1, 1, "group_top2", bias=True, normalise=True, scale=1.0),
-    rope=Rope(10000.0, 16, True),
-    softmax_scale=48**-0.5,
-)
+CARRIED: dict[str, Any] = COMMON | {
+    "vocab_size": 2048,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
 SHAPES = {"common": COMMON, "carried": CARRIED}
+
+
+def config_of(values: dict[str, Any]) -> ModelConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(values))
+        return read_config(Path(folder))
 
 
 class RandomSource:
@@ -181,7 +167,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = build(SHAPES[args.shape], getattr(torch, args.dtype))
+    model = build(config_of(SHAPES[args.shape]), getattr(torch, args.dtype))
     for rows in (1, 8, 32):
         times = milliseconds(model, *decode_batches(model.config, rows, args.steps))
         report(f"decode {rows} rows, ms a step", times[args.steps // 5 :])

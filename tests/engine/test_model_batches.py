@@ -178,16 +178,15 @@ def test_bytes_of_a_page():
 
 
 MEMORY = """
-import dataclasses
 import torch
-from tests.bench.step import COMMON, build
+from tests.bench.step import COMMON, build, config_of
 
 def kib(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
 
-build(dataclasses.replace(COMMON, layers=1, moe_layers=(False,)), torch.bfloat16)  # what torch itself takes, once
+build(config_of(COMMON | {"num_hidden_layers": 1}), torch.bfloat16)  # what torch itself takes, once
 before = kib("VmRSS:")
-model = build(COMMON, torch.bfloat16)
+model = build(config_of(COMMON), torch.bfloat16)
 print((kib("VmHWM:") - before) * 1024 / model.weight_bytes)
 """
 
