@@ -218,17 +218,17 @@ class Engine:
     def _record(
         self, step: Step, began: float, scheduled: float, result: StepResult | None, finished: int
     ) -> None:
-        forward = result.forward if result is not None else 0.0
-        sample = result.sample if result is not None else 0.0
+        result = result if result is not None else NO_RESULT
+        schedule = scheduled - began + result.layout
         counters, wall = self.counters, time.monotonic() - began
         record = StepRecord(
             index=self.steps,
             started=began,
             wall=wall,
-            schedule=scheduled - began,
-            forward=forward,
-            sample=sample,
-            publish=wall - (scheduled - began) - forward - sample,
+            schedule=schedule,
+            forward=result.forward,
+            sample=result.sample,
+            publish=wall - schedule - result.forward - result.sample,
             admitted=counters.running,
             rows=len(step.rows),
             decode_rows=step.decode_rows,

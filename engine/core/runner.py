@@ -29,11 +29,12 @@ class StepResult:
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
     faults: dict[int, str]  # index into rows -> why that row has no token
-    forward: float  # seconds
+    layout: float  # seconds: rows to one flat batch
+    forward: float
     sample: float
 
 
-NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0)  # of a step without rows
+NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0, 0.0)  # of a step without rows
 
 
 class Runner:
@@ -53,15 +54,22 @@ class Runner:
         """Run a step. Raises whatever the device raises: the caller then fails the step's sequences."""
         began = time.perf_counter()
         batch = self._batch(step)
+        laid_out = time.perf_counter()
         logits = self.model.forward(batch, self.cache).logits
         ran = time.perf_counter()
         sampling = tuple(row for row in step.rows if row.samples)
         if not sampling:
-            return StepResult((), [], [], {}, ran - began, 0.0)
+            return StepResult((), [], [], {}, laid_out - began, ran - laid_out, 0.0)
         sampled = self._sampler.sample(logits, [row.seq for row in sampling])
         done = time.perf_counter()
         return StepResult(
-            sampling, sampled.token_ids, sampled.logprobs, sampled.faults, ran - began, done - ran
+            rows=sampling,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            faults=sampled.faults,
+            layout=laid_out - began,
+            forward=ran - laid_out,
+            sample=done - ran,
         )
 
     def forget(self, seq: Sequence) -> None:

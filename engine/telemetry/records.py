@@ -21,10 +21,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     started: float
     wall: float
-    schedule: float
+    schedule: float  # forming the step and laying out its batch
     forward: float
     sample: float
-    publish: float
+    publish: float  # the rest: commit, ends, counters, sending the results out
     admitted: int  # sequences that hold KV
     rows: int  # the effective batch: rows in the forward
     decode_rows: int
