@@ -33,7 +33,7 @@ def status(engine: str | None, as_json: bool, window: float) -> None:
     """Show what the engine is doing now."""
     with connect(engine) as client:
         hello = client.get("/v1/hello", p.Hello)
-        snapshot = client.get("/v1/snapshot", p.Snapshot, window=window)
+        snapshot = client.get_fresh("/v1/snapshot", p.Snapshot, window=window)
         if as_json:
             print_json(msgspec.json.encode(Status(hello, snapshot)))
             return

@@ -1,7 +1,7 @@
 """What consoles cost the engine, and how fast the control socket answers while the engine is busy.
 
-    python -m tests.bench.consoles watch SOCKET COUNT HZ    read COUNT streams until stdin ends
-    python -m tests.bench.consoles poll SOCKET              ask for snapshots until stdin ends, print the times
+python -m tests.bench.consoles watch SOCKET COUNT HZ    read COUNT streams until stdin ends
+python -m tests.bench.consoles poll SOCKET              ask for snapshots until stdin ends, print the times
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def consoles(server: Server, vocab: int, repeats: int) -> None:
     for seed in range(repeats):
         for arm in ARMS if seed % 2 else reversed(ARMS):
             with beside("watch", str(socket_of(server)), str(arm), str(HZ)):
-                jobs = workloads.uniform(ROWS, vocab, 1000 * arm + seed)  # no run finds another's prefixes in the cache
+                jobs = workloads.uniform(
+                    ROWS, vocab, 1000 * arm + seed
+                )  # no run finds another's prefixes in the cache
                 rates[arm].append(send(server.base, server.model, jobs).output_rate)
     base = statistics.median(rates[0])
     line = "   ".join(f"{arm}: {statistics.median(rates[arm]):,.0f} tok/s" for arm in ARMS)
@@ -83,7 +85,9 @@ def recorder(steps: int = 20_000) -> None:
             written.closed(record)
             times.append(time.perf_counter() - began)
     times.sort()
-    print(f"  flight recorder: {1e6 * times[steps // 2]:.1f} us a step, p99 {1e6 * times[int(0.99 * steps)]:.1f} us")
+    print(
+        f"  flight recorder: {1e6 * times[steps // 2]:.1f} us a step, p99 {1e6 * times[int(0.99 * steps)]:.1f} us"
+    )
 
 
 _TEXTS = [field.name for field in msgspec.structs.fields(EngineInfo) if field.type is str]

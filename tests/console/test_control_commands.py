@@ -58,14 +58,20 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
+def shows(engine: Running, **gauges: int) -> None:
+    """Wait until the socket shows it: while steps are under way a picture may be a quarter of a second old."""
+    wire = engine.connect()
+    until(lambda: gauges.items() <= wire.get("/v1/snapshot").items())
+
+
 # -- status -----------------------------------------------------------------------------------------------------------
 
 
 def test_status_says_what_it_does(running: Running) -> None:
     for _ in range(70):
         running.engine.submit(1_000_000)
-    until(lambda: running.engine.counters.waiting == 6 and running.engine.counters.steps > 20)
-    time.sleep(0.15)
+    shows(running, running=64, waiting=6)
+    until(lambda: running.engine.counters.steps > 20)
     output = run("status").output
     lines = {line.split()[0]: line for line in output.splitlines() if line.strip()}
     assert "sim-1M" in lines["sim"] and "cpu" in lines["sim"]
@@ -106,6 +112,15 @@ def test_status_says_when_its_numbers_are_old(running: Running) -> None:
     time.sleep(1.1)
     output = run("status").output
     assert "come to no step border" in output and "one under way for 1." in output
+
+
+def test_status_of_a_busy_engine_that_nobody_watched_waits_for_the_border(running: Running) -> None:
+    running.engine.step_seconds = 0.15
+    for _ in range(5):
+        running.engine.submit(1_000_000)
+    until(lambda: running.engine.counters.steps > 5)  # what was published is from before all of it
+    assert "running    5" in run("status").output
+    assert "running" in run("sequences").output
 
 
 _HEAVY = ("torch", "textual", "asyncio", "aiohttp", "numpy", "tomlkit", "rich", "transformers")
@@ -178,6 +193,33 @@ def test_an_engine_that_goes_away_is_said_to_have(running: Running) -> None:
     running.server.stop("maintenance")
     _, errors = follow.communicate(timeout=20)
     assert follow.returncode == 1 and "maintenance" in errors
+
+
+def test_an_engine_that_is_killed_is_said_to_have_gone(folders: Path) -> None:
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.control.process", "main", "1"],
+        stdout=subprocess.PIPE,
+        env=os.environ,
+    )
+    assert engine.stdout is not None and engine.stdout.readline() == b"up\n"
+    run("mark", "seen")
+    follow = subprocess.Popen(
+        [sys.executable, "-u", "-c", "from arc.console.main import main; main()", "events", "-f"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    assert follow.stdout is not None and "seen" in follow.stdout.readline()
+    run("mark", "again")
+    assert "again" in follow.stdout.readline()
+    engine.kill()
+    engine.wait()
+    engine.stdout.close()
+    _, errors = follow.communicate(timeout=30)
+    assert follow.returncode == 3 and "went away" in errors and "post-mortem" in errors
+    output = run("dump", "--post-mortem").output
+    assert "killed or crashed" in output and "mark" in output and "again" in output
 
 
 # -- flags ------------------------------------------------------------------------------------------------------------
@@ -281,7 +323,7 @@ def test_pause_and_resume(running: Running) -> None:
 def test_sequences_and_cancel(running: Running) -> None:
     for _ in range(66):
         running.engine.submit(1_000_000)
-    until(lambda: running.engine.counters.running == 64)
+    shows(running, running=64, waiting=2)
     lines = run("sequences").output.splitlines()
     assert len(lines) == 67 and lines[-1].endswith("running cap")
     assert "56 more" in run("sequences", "--limit", "10").output
@@ -291,7 +333,7 @@ def test_sequences_and_cancel(running: Running) -> None:
     run("cancel", code=2)
     run("cancel", "x", "--all", code=2)
     assert "Aborted" in run("cancel", "--all", stdin="n\n", code=1).output
-    assert running.engine.counters.running > 0
+    shows(running, running=63, waiting=0)
     assert (
         "63 sequences" in (result := run("cancel", "--all", stdin="y\n")).output and "0 left" in result.output
     )
@@ -325,7 +367,7 @@ def test_mark_and_events(running: Running) -> None:
 def test_text_of_others_cannot_act_on_the_terminal(running: Running) -> None:
     running.engine.submit(1_000_000, "evil\x1b[2J\nid")
     running.engine.events.add("fault", "bad\x1b]0;title\x07")
-    until(lambda: running.engine.counters.running)
+    shows(running, running=1)
     for output in (run("sequences").output, run("events").output):
         assert "\x1b" not in output and "\x07" not in output
 

@@ -179,7 +179,7 @@ class SimulatedEngine:
                     future.set_exception(error)
         self.changes.expire(step=self._steps, now=time.monotonic())
         self._gauges()
-        if asked or commands:
+        if asked:
             self._published = self._publish()
 
     def _admit(self) -> list[Work]:

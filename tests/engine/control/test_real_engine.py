@@ -105,7 +105,9 @@ async def test_a_change_takes_effect_at_the_step_that_its_answer_names(
         applied = await ask("PATCH", "/v1/flags", {"changes": {CHUNK: 3}})
         late = assembly.handle.submit(request("late", [5] * 100, max_tokens=1))
         first = await ask("POST", "/v1/actions/cancel", {"ids": ["r0"]})
-        assert first["ended"] == ["r0"] and first["left"] in (7, 8), "`late` may come in at the same border, after it"
+        assert first["ended"] == ["r0"] and first["left"] in (7, 8), (
+            "`late` may come in at the same border, after it"
+        )
         await read(late)
         chunks = {
             record.index: record.prompt_tokens
@@ -113,7 +115,9 @@ async def test_a_change_takes_effect_at_the_step_that_its_answer_names(
             if record.prompt_tokens and record.index >= applied["step"]
         }
         assert chunks and max(chunks.values()) <= 3
-        assert sum(chunks.values()) == 99, "the last of the hundred is a decode row: one token, and it samples"
+        assert sum(chunks.values()) == 99, (
+            "the last of the hundred is a decode row: one token, and it samples"
+        )
         assert (await ask("POST", "/v1/actions/cancel", {"all": True}))["left"] == 0
         ends = [(await read(stream))[1].reason for stream in streams]
         assert set(ends) == {FinishReason.CANCELLED}

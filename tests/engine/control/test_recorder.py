@@ -183,24 +183,31 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None
 
 
 _ENGINE = """
-import sys, time
+import sys
 from pathlib import Path
-from tests.engine.control.test_recorder import begin, step
-recorder = begin(Path(sys.argv[1]))
+import msgspec
+from arc.engine.control.recorder import Recorder
+from arc.engine.core.interface import EngineInfo
+from arc.engine.telemetry.records import StepRecord
+info = msgspec.json.decode(sys.argv[2], type=EngineInfo)
+record = msgspec.json.decode(sys.argv[3], type=StepRecord)
+recorder = Recorder(Path(sys.argv[1]), info, {})
 print("up", flush=True)
 index = 0
 while True:
     recorder.opened(index, index % 64)
-    recorder.closed(step(index, index % 64))
+    recorder.closed(msgspec.structs.replace(record, index=index, rows=index % 64))
     index += 1
 """
 
 
 def test_it_survives_kill_9_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
-    for attempt in range(5):
+    for attempt in range(4):
         engine = subprocess.Popen(
-            [sys.executable, "-c", _ENGINE, str(path)], stdout=subprocess.PIPE, env=os.environ, cwd=Path.cwd()
+            [sys.executable, "-c", _ENGINE, str(path), *map(msgspec.json.encode, (INFO, step(0)))],
+            stdout=subprocess.PIPE,
+            env=os.environ,
         )
         assert engine.stdout is not None and engine.stdout.readline() == b"up\n"
         while r.read(path).steps == []:

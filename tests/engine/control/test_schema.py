@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,14 @@ def conforms(endpoint: Any, status: int, answer: Any) -> None:
     declared = DOCUMENT["paths"][endpoint.path][endpoint.method.lower()]["responses"]
     assert str(status) in declared, f"{status} is not declared: {answer}"
     assert status != 500, answer
-    schema = declared[str(status)]["content"]["application/json"]["schema"]
-    validator = jsonschema_rs.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
-    validator.validate(answer)
+    _validator(json.dumps(declared[str(status)]["content"]["application/json"]["schema"])).validate(answer)
     if status != 200:
         assert answer["message"] and answer["error"]
+
+
+@cache
+def _validator(schema: str) -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator({**json.loads(schema), "components": DOCUMENT["components"]})
 
 
 def intact(running: Running) -> None:

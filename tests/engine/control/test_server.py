@@ -224,13 +224,15 @@ def test_pause_and_resume(running: Running) -> None:
 def test_cancel_by_id_answers_when_it_is_done(running: Running) -> None:
     wire = running.connect()
     ids = [running.engine.submit(100_000) for _ in range(6)]
-    until(lambda: running.engine.counters.running == 6)
+    until(lambda: wire.get("/v1/sequences")["total"] == 6)
     status, done = wire.ask(
         "POST", "/v1/actions/cancel", {"ids": [ids[1], ids[4], "ghost"], "reason": "stuck"}
     )
     assert status == 200
     assert (sorted(done["ended"]), done["unknown"], done["left"]) == (sorted([ids[1], ids[4]]), ["ghost"], 4)
-    assert len(wire.get("/v1/sequences")["sequences"]) == 4
+    assert len(wire.get("/v1/sequences")["sequences"]) == 4, (
+        "what is read after an answer is not from before it"
+    )
     assert wire.ask("POST", "/v1/actions/cancel", {"all": True})[1]["left"] == 0
     for body in ({}, {"ids": ["x"], "all": True}):
         assert wire.ask("POST", "/v1/actions/cancel", body)[0] == 400

@@ -77,6 +77,16 @@ async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
             await asyncio.sleep(0.002)
 
 
+def assert_nothing_is_kept(assembly: Assembly) -> None:
+    """No part remembers a request that has ended: a leak a request ends every long-running engine."""
+    runner = assembly.engine.runner
+    assert assembly.engine.sequences == {}
+    assert assembly.handle.open_streams == 0
+    assert len(runner._tables) == 0
+    assert runner._sampler._states == {}
+    assert assembly.engine.scheduler._entries == {}
+
+
 def assert_all_pages_free(assembly: Assembly) -> None:
     """Nothing runs, and every page is free or in the prefix cache."""
     pages = assembly.engine.scheduler.pages
