@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -47,6 +48,10 @@ class Service:
     async def _serve(self, assembly: Assembly) -> int:
         self._loop = asyncio.get_running_loop()
         assembly.handle.attach(self._loop, on_ended=self._ended.set)
+        # What is loaded by now stays for good. Frozen, the collector never walks it again: with torch in memory, a full
+        # collection took 99 ms, in which no thread ran.
+        gc.collect()
+        gc.freeze()
         thread = assembly.start()
         recorder = assembly.recorder
         control = ControlServer(
