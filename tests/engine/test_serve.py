@@ -156,11 +156,8 @@ def test_a_killed_engine_is_replaced_on_the_same_socket_and_a_live_one_is_not(
 
 
 def test_a_stop_while_loading_ends_at_once_with_0(place: Place, tiny: Path) -> None:
-    process = subprocess.Popen(
-        [*ARC, "serve", "--model", str(tiny), "--http.port", "0"],
-        cwd=place.folder / "work",
-        env=place.environment,
-    )
+    command = [*ARC, "serve", "--model", str(tiny), "--http.port", "0"]
+    process = subprocess.Popen(command, cwd=place.folder / "work", env=place.environment, text=True)
     place.started.append(process)
     while not (place.folder / "run" / "arc" / "main.sock").exists():
         assert process.poll() is None
