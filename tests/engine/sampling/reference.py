@@ -26,7 +26,8 @@ class Filters:
         nucleus: list[int] = []
         mass = 0.0
         for i in kept:
-            if nucleus and mass >= self.top_p * total:
+            # top_p = 1 cuts nothing, though in floating point the mass is whole before the last tiny weights are in
+            if nucleus and self.top_p < 1 and mass >= self.top_p * total:
                 break
             nucleus.append(i)
             mass += weights[i]
