@@ -6,7 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.style import Style
 from textual.app import App
@@ -36,16 +38,16 @@ class Options:
 class Palette(Provider):
     """Every action and every flag."""
 
-    def _commands(self) -> list[tuple[str, str, Callable[[], None]]]:
+    def _commands(self) -> list[tuple[str, str, Callable[[], Any]]]:
         app = self.app
         assert isinstance(app, Console)
         main = app.main
-        found = [
-            (key.what, key.shown, getattr(main, f"action_{key.id}")) for key in KEYS if key.id != "palette"
+        found: list[tuple[str, str, Callable[[], Any]]] = [
+            (key.what, key.shown, partial(main.run_action, key.action)) for key in KEYS if key.id != "palette"
         ]
         flags = app.store.picture.flags
         for row in flags.flags if flags else ():
-            found.append((f"flag {row.name}", row.meaning, lambda name=row.name: main.choose_flag(name)))
+            found.append((f"flag {row.name}", row.meaning, partial(main.changes.choose_flag, row.name)))
         return found
 
     async def discover(self) -> Hits:

@@ -10,7 +10,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from .lines import Line, Role, ascii_only
+from .lines import CURSOR, Line, Role, ascii_only
 
 
 class Canvas(Widget):
@@ -52,10 +52,13 @@ class Canvas(Widget):
         if y >= len(self._lines) or not self._styles:
             return Strip.blank(width, base)
         off = self._styles["off"]
+        if self._lines[y][:1] == [CURSOR]:
+            base += self._styles["cursor"]
         segments = [
             Segment(
                 ascii_only(text) if self._ascii else text, base + (off if self._faded else self._styles[role])
             )
             for text, role in self._lines[y]
+            if text
         ]
         return Strip(segments).adjust_cell_length(width, base)

@@ -15,7 +15,7 @@ from ..exits import Failure
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`id` is what a keymap names, and with `action_` in front the method of the main screen."""
+    """`id` is what a keymap names; the main screen has a method for it, or for `call`."""
 
     id: str
     keys: str  # as Textual writes them, commas between
@@ -23,13 +23,18 @@ class Key:
     what: str
     group: str
     changes_engine: bool = False  # refused for a viewer
+    call: str = ""
+
+    @property
+    def action(self) -> str:
+        return self.call or self.id
 
 
 _VIEWS = ("Overview", "Sequences", "Spans", "Allocator", "Flags", "Events")
 
 KEYS: tuple[Key, ...] = (
     *(
-        Key(f"view_{index + 1}", str(index + 1), str(index + 1), name, "Views")
+        Key(f"view_{index + 1}", str(index + 1), str(index + 1), name, "Views", call=f"view({index})")
         for index, name in enumerate(_VIEWS)
     ),
     Key("view_next", "tab", "Tab", "next view", "Views"),

@@ -17,6 +17,7 @@ Piece = tuple[str, Role]
 Line = list[Piece]
 
 ELLIPSIS = "…"
+CURSOR: Piece = ("", "cursor")  # at the start of a line: all of it stands on the cursor's background
 
 
 def text_of(line: Iterable[Piece]) -> str:

@@ -26,7 +26,7 @@ _RIGHT = (0x80, 0x20, 0x10, 0x08)
 def top_of(*series: Values) -> float:
     """The axis's upper end: a round number, so that it seldom moves."""
     highest = max((value for values in series for value in values if value is not None), default=0.0)
-    if highest <= 0:
+    if highest < 1e-9:  # nothing that is measured here is as small
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))
     return next(

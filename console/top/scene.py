@@ -15,6 +15,7 @@ from ...engine.control import protocol as p
 from .store import Picture
 
 SPANS = (30.0, 60.0, 300.0, 900.0, 3600.0)
+LEAST_FIT = 0.8  # R2 under which a step's time is not told by its rows
 STALL = 3.0  # seconds without a step, while there is work, after which the console is loud
 
 
@@ -36,6 +37,10 @@ class Totals:
     faults: int
     finished: int
     latency: dict[str, p.Percentiles]
+
+    def count(self, number: int) -> int | None:
+        """Without samples nothing was counted: that is not zero."""
+        return number if self.seconds else None
 
     def rate(self, number: int) -> float | None:
         return number / self.seconds if self.seconds else None
@@ -86,7 +91,7 @@ class StepModel:
 
 
 def step_model(samples: Sequence[p.Sample]) -> StepModel | None:
-    """From each sample's mean step, weighted by its steps. None where the rows hardly differ: no slope is in there."""
+    """From each sample's mean step, weighted by its steps. None where the rows hardly differ, or no line fits them."""
     points = [(s.rows / s.steps, s.step_seconds / s.steps, s.steps) for s in samples if s.steps]
     weight = sum(w for _, _, w in points)
     if len(points) < 8:
@@ -98,8 +103,9 @@ def step_model(samples: Sequence[p.Sample]) -> StepModel | None:
     yy = sum(w * (y - mean_y) ** 2 for _, y, w in points)
     if xx / weight < 1.0 or yy == 0:
         return None
-    slope = xy / xx
-    return StepModel(mean_y - slope * mean_x, slope, xy * xy / (xx * yy))
+    slope, fit = xy / xx, xy * xy / (xx * yy)
+    base = mean_y - slope * mean_x
+    return StepModel(base, slope, fit) if base >= 0 and slope >= 0 and fit >= LEAST_FIT else None
 
 
 @dataclass(frozen=True, slots=True)

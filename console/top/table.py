@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from .lines import Line, Piece, Role, fit, left, right
+from .lines import CURSOR, Line, Piece, Role, fit, left, right
 
 R = TypeVar("R")
 
@@ -190,10 +190,7 @@ class Table(Generic[R]):
             column = self.columns[index]
             text, role = column.cell(row)
             line.append(((right(text, wide) if column.is_right else left(text, wide)) + " ", role))
-        line = fit(line, width)
-        return (
-            [(text, "cursor" if role in ("text", "dim") else role) for text, role in line] if here else line
-        )
+        return [CURSOR, *fit(line, width)] if here else fit(line, width)
 
     def _visible(self, width: int) -> list[int]:
         return [index for index, column in enumerate(self.columns) if width >= column.least]

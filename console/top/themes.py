@@ -42,7 +42,7 @@ class Palette:
             "fill": Style(color=self.fill),
             "line": Style(color=self.line),
             "mark": Style(color=self.mark),
-            "cursor": Style(color=self.text, bgcolor=self.cursor),
+            "cursor": Style(bgcolor=self.cursor),
             "off": Style(color=self.rule),
         }
 

@@ -228,7 +228,7 @@ class Engine:
             forward=forward,
             sample=sample,
             publish=wall - (scheduled - began) - forward - sample,
-            admitted=counters.running,
+            admitted=counters.running + finished,  # those that ended in this step held KV in its forward
             rows=len(step.rows),
             decode_rows=step.decode_rows,
             prompt_rows=len(step.rows) - step.decode_rows,

@@ -52,7 +52,7 @@ class Flags(View):
             Column("", 1, self._mark, lambda row: not row.changed, is_right=False),
             Column("source", 12, lambda row: (row.origin.layer, "dim"), lambda row: row.origin.layer, is_right=False),
             Column("reach", 7, lambda row: (row.reach, "dim"), lambda row: row.reach, is_right=False),
-            Column("default", 10, lambda row: (show(row.default), "dim"), lambda row: show(row.default), least=92),
+            Column("default", 10, lambda row: (show(row.default), "dim"), lambda row: show(row.default), least=80),
             Column("allowed", 18, lambda row: (row.allowed, "dim"), lambda row: row.allowed, is_right=False, least=110,
                    grows=True),
             Column("meaning", 40, lambda row: (row.meaning, "dim"), lambda row: row.meaning, is_right=False, least=150,

@@ -59,7 +59,7 @@ def _policy(scene: Scene) -> str:
 def rate(scene: Scene, width: int, height: int) -> list[Line]:
     totals, model = scene.totals, scene.model
     wall = totals.step_seconds
-    fit_text: Line = [(" step over rows ", "dim"), (figures.UNKNOWN, "text"), ("  rows hardly differ", "dim")]
+    fit_text: Line = [(" step over rows ", "dim"), (figures.UNKNOWN, "text"), ("  no line fits", "dim")]
     if model is not None:
         base, slope = figures.milliseconds(model.base), figures.milliseconds(model.per_row)
         fit_text = [
@@ -128,7 +128,9 @@ def cache(scene: Scene, width: int, height: int) -> list[Line]:
     values = (gauges.used, gauges.cached, gauges.free) if gauges else (None, None, None)
     line: Line = []
     for label, value, glyph in zip(("used", "cached", "free"), values, "█▒░", strict=True):
-        line.extend([(f" {glyph}", "fill"), (f" {label} ", "dim"), (figures.count(value, 6), "text")])
+        if width >= 46:  # else the bar's parts are told by their order alone
+            line.append((f" {glyph}", "fill"))
+        line.extend([(f" {label} ", "dim"), (figures.count(value, 6).rjust(6), "text")])
     lines = [line]
     if gauges:
         parts: list[tuple[float, str, Role]] = [
@@ -140,14 +142,14 @@ def cache(scene: Scene, width: int, height: int) -> list[Line]:
     lines.append(
         [
             *_field("prefix hit", figures.percent(totals.prefix_hits, totals.prefix_queries), " % of ", wide=10),
-            (figures.count(totals.prefix_queries, 7), "text"), (" tokens", "dim"),
+            (figures.count(totals.count(totals.prefix_queries), 7), "text"), (" tokens", "dim"),
         ]
     )  # fmt: skip
     faults: Role = "bad" if totals.faults else "text"
     lines.append(
         [
-            *_field("preempted", figures.count(totals.preemptions, 7)),
-            ("   failed steps ", "dim"), (figures.count(totals.faults, 5), faults),
+            *_field("preempted", figures.count(totals.count(totals.preemptions), 7)),
+            ("  failed steps ", "dim"), (figures.count(totals.count(totals.faults), 5).rjust(5), faults),
         ]
     )  # fmt: skip
     rest = height - len(lines)
@@ -166,6 +168,8 @@ def cache_tail(scene: Scene) -> Line:
 
 
 def speculation(scene: Scene, width: int, height: int) -> list[Line]:
+    if scene.picture.hello is None:
+        return [[(f" {figures.UNKNOWN}", "text")]]
     return [[(" NA", "text"), ("  not reported by this engine", "dim")]]
 
 
@@ -202,7 +206,7 @@ def host(scene: Scene, width: int, height: int) -> list[Line]:
     for part in memory.parts if memory else ():
         size = figures.UNKNOWN if isinstance(part.bytes, p.NA) else figures.decimal(part.bytes / 2**20)
         why = f"  {part.bytes.na}" if isinstance(part.bytes, p.NA) else " MiB"
-        place = "" if part.place == "host" else f"  on {part.place}"
+        place = "" if part.place == "host" or width < 46 else f"  on {part.place}"
         lines.append(
             [("   " + left(part.component, 20), "dim"), (size.rjust(8), "text"), (why + place, "dim")]
         )
@@ -234,7 +238,7 @@ def events(scene: Scene, width: int, height: int) -> list[Line]:
     if scene.at is not None:
         entries = tuple(each for each in entries if isinstance(each, p.Event) and each.time <= scene.end)
     if not entries:
-        return [[("  none yet", "dim")]]
+        return [[("  none yet" if scene.picture.hello else f" {figures.UNKNOWN}", "dim")]]
     return [entry_line(entry, width) for entry in reversed(entries[-height:])]
 
 
@@ -266,10 +270,13 @@ def _plot(
     top = plots.top_of(filled, lined or ())
     drawn = plots.plot(filled, lined, rows, top, ascii_dots=scene.ascii_dots)
     marks = _marks(scene, cells)
+    known = any(value is not None for value in (*filled, *(lined or ())))
     labels = {0: figures.decimal(top) if top < 10 and top % 1 else figures.count(top, 6), rows - 1: "0"}
     lines = [_legend(scene, legend, marks, width, cells)]
     for row, pieces in enumerate(drawn):
-        lines.append([(labels.get(row, "").rjust(_AXIS - 1) + " ", "dim"), *_through(pieces, marks)])
+        lines.append(
+            [((labels.get(row, "") if known else "").rjust(_AXIS - 1) + " ", "dim"), *_through(pieces, marks)]
+        )
     return lines
 
 
@@ -291,7 +298,7 @@ def _legend(scene: Scene, legend: Line, marks: dict[int, p.Event], width: int, c
     newest = max(marks)
     name = _change_name(marks[newest])
     room_left, room_right = newest, cells - newest - 1
-    if room_right >= min(len(name) + 1, 12) or room_right >= room_left:
+    if room_right > len(name) or (room_left <= len(name) and room_right >= room_left):
         text = clip(name, room_right - 1)
         return [*start, (" " * newest, "text"), ("▼", "mark"), (f" {text}", "mark")]
     text = clip(name, max(0, room_left - 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ....engine.control import protocol as p
 from ... import shown
 from .. import figures
@@ -68,7 +70,7 @@ class Sequences(View):
             text=lambda row: f"{row.id} {row.status} {row.wait_reason or ''}",
             empty="nothing runs and nothing waits",
         )
-        self._opened = False
+        self._followed: Row | None = None  # opened, as it was last seen
         self._left_out = 0
 
     @property
@@ -82,14 +84,17 @@ class Sequences(View):
         if answer is None:
             return [fit([("  asking the engine", "dim")], width)]
         self._left_out = answer.total - len(answer.sequences)
-        self._table.arrange(answer.sequences)
-        detail = self._detail(width) if self._opened else []
-        return [*self._table.lines(answer.sequences, width, height - len(detail)), *detail]
+        detail = self._detail(answer.sequences, width)
+        table = self._table.lines(answer.sequences, width, height - len(detail))
+        table.extend([fit([], width)] * (height - len(detail) - len(table)))
+        return [*table, *detail]
 
-    def _detail(self, width: int) -> list[Line]:
-        row = self._table.chosen
-        if row is None:
+    def _detail(self, rows: Sequence[Row], width: int) -> list[Line]:
+        """The one that is followed; once it has ended, what was last known of it."""
+        if self._followed is None:
             return []
+        now = next((row for row in rows if row.id == self._followed.id), None)
+        row = self._followed = now or self._followed
         facts = (
             ("prompt", f"{row.prompt_tokens:,} tokens, {row.cached_prefix:,} of them from the prefix cache"),
             ("output", f"{row.output_tokens:,} of at most {row.max_tokens:,} tokens"),
@@ -100,9 +105,10 @@ class Sequences(View):
             ("speed", f"{figures.decimal(speed(row))} tok/s from the first token on"),
             ("preempted", f"{row.preemptions} times, priority {row.priority}, number {row.number}"),
         )
+        state: Piece = _state(row) if now else ("✓ ended, as it was last seen", "need")
         lines: list[Line] = [
             [("─" * width, "rule")],
-            [("  ", "text"), _state(row), (f"  {shown.plain(row.id)}  ", "here"), _why(row)],
+            [("  ", "text"), (f"{shown.plain(row.id)}  ", "here"), state, ("  ", "text"), _why(row)],
         ]
         lines.extend([[("  " + left(name, 13), "dim"), (text, "text")] for name, text in facts])
         return [fit(line, width) for line in lines]
@@ -118,12 +124,15 @@ class Sequences(View):
             self._table.click(y - 1)
 
     def enter(self) -> str | None:
-        self._opened = not self._opened
+        """Follow the one under the cursor, or no longer."""
+        chosen = self._table.chosen
+        known = self._followed.id if self._followed else None
+        self._followed = None if chosen is None or chosen.id == known else chosen
         return None
 
     def back(self) -> bool:
-        was, self._opened = self._opened, False
-        return was
+        was, self._followed = self._followed, None
+        return was is not None
 
     def copied(self, scene: Scene) -> str:
         chosen = self._table.chosen
