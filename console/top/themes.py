@@ -5,10 +5,10 @@ as text, and with NO_COLOR only weight and reverse are left.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.style import Style
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 from .lines import Role
 
@@ -81,11 +81,7 @@ THEMES: Mapping[str, Theme] = {
         name="arc-safe", primary="#0072b2", secondary="#8f8f8f", accent="#e69f00", warning="#e69f00", error="#d55e00",
         success="#56b4e9", foreground="#e4e4e4", background="#101010", surface="#1a1a1a", panel="#242424", dark=True,
     ),
-    "arc-ansi": Theme(
-        name="arc-ansi", ansi=True, primary="ansi_blue", secondary="ansi_cyan", accent="ansi_yellow",
-        warning="ansi_yellow", error="ansi_red", success="ansi_green", foreground="ansi_default",
-        background="ansi_default", surface="ansi_default", panel="ansi_default", boost="ansi_default", dark=True,
-    ),
+    "arc-ansi": replace(BUILTIN_THEMES["ansi-dark"], name="arc-ansi", accent="ansi_yellow"),
 }  # fmt: skip
 
 _MONOCHROME: Mapping[Role, Style] = {

@@ -67,7 +67,7 @@ class Sequences(View):
         self._table: Table[Row] = Table(
             _COLUMNS,
             lambda row: row.id,
-            text=lambda row: f"{row.id} {row.status} {row.wait_reason or ''}",
+            text=lambda row: f"{row.id} {row.status} {row.wait_reason or ''}".rstrip(),
             empty="nothing runs and nothing waits",
         )
         self._followed: Row | None = None  # opened, as it was last seen
