@@ -26,7 +26,6 @@ from .store import Picture
 from .toasts import Toasts
 from .views.catalogue import FLAGS, make_views
 from .views.flags import Flags
-from .views.sequences import Sequences
 from .views.view import View
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Main(Screen[None]):
 
     def on_mount(self) -> None:
         self.dress()
-        self._owner.wants_sequences(isinstance(self.view, Sequences))
+        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
         self._tick()
 
     def dress(self) -> None:
@@ -137,6 +136,7 @@ class Main(Screen[None]):
         return self.query_one(f"#{name}", Canvas)
 
     def on_resize(self) -> None:
+        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
         self.draw()
 
     def _hints(self) -> list[tuple[str, str]]:
@@ -168,7 +168,7 @@ class Main(Screen[None]):
 
     def go(self, index: int) -> None:
         self._current = index % len(self._views)
-        self._owner.wants_sequences(isinstance(self.view, Sequences))
+        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
         self.draw()
 
     def action_view(self, index: int) -> None:

@@ -58,6 +58,7 @@ class Table(Generic[R]):
         text: Callable[[R], str],
         empty: str,
         follows_end: bool = False,
+        has_cursor: bool = True,
     ) -> None:
         self.columns = columns
         self.sorted_by: int | None = None
@@ -69,6 +70,7 @@ class Table(Generic[R]):
         self._key = key
         self._text = text
         self._empty = empty
+        self._has_cursor = has_cursor
         self._follows_end = follows_end
         self._at_end = follows_end
         self._top = 0
@@ -158,7 +160,7 @@ class Table(Generic[R]):
             why = f"  nothing matches /{self.filter.text}" if self.filter and rows else f"  {self._empty}"
             return [*lines, fit([(why, "dim")], width)]
         for index in range(self._top, min(self._top + self._height, len(shown))):
-            lines.append(self._row(shown[index], widths, width, index == place))
+            lines.append(self._row(shown[index], widths, width, self._has_cursor and index == place))
         self.lines_made += len(lines) - 1
         return lines
 

@@ -50,11 +50,11 @@ class Palette:
 PALETTES: Mapping[str, Palette] = {
     "arc-dark": Palette(
         text="#d6dae0", dim="#7f8896", rule="#3f4754", good="#8fc99a", need="#f0b35a", bad="#ef6f6c", fill="#5b86b8",
-        line="#e8ecf2", mark="#f0b35a", cursor="#26303d",
+        line="#e8ecf2", mark="#b8a1e3", cursor="#26303d",
     ),
     "arc-light": Palette(
         text="#1f242b", dim="#626b78", rule="#b9c0ca", good="#2a7a3d", need="#a85f00", bad="#b3261e", fill="#4a78ad",
-        line="#1f242b", mark="#a85f00", cursor="#dfe6ee",
+        line="#1f242b", mark="#6a45b0", cursor="#dfe6ee",
     ),
     # The colours of Okabe and Ito (2008), which differ for all common forms of colour blindness.
     "arc-safe": Palette(

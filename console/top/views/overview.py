@@ -28,6 +28,7 @@ _PANELS: dict[str, tuple[str, panels.Panel]] = {
     "speculation": ("Speculation", panels.speculation),
     "allocator": ("Allocator", panels.allocator),
     "host": ("Host", panels.host),
+    "oldest": ("Oldest sequences", panels.oldest),
     "events": ("Events", panels.events),
 }
 
@@ -38,15 +39,16 @@ TWO_COLUMNS = (
     Band(("host", "events"), 5, 2),
 )
 THREE_COLUMNS = (
-    Band(("batch", "rate", "cache"), 9, 4),
-    Band(("latency", "between", "host"), 5, 4),
+    Band(("batch", "rate", "cache"), 9, 3),
+    Band(("latency", "between", "host"), 5, 3),
     Band(("speculation", "allocator"), 2),
-    Band(("events",), 3, 3),
+    Band(("oldest", "events"), 5, 3),
 )
 WIDE = 160  # cells from which three columns stand side by side
 
 DRILLS = {
     "batch": "Sequences",
+    "oldest": "Sequences",
     "rate": "Sequences",
     "allocator": "Allocator",
     "events": "Events",
@@ -67,6 +69,9 @@ class Overview(View):
         self._panel = 0
         self._alone = False  # the chosen panel has the whole place
         self._places: list[tuple[str, int, int, int, int]] = []  # panel, left, top, right, bottom
+
+    def wants_sequences(self, width: int) -> bool:
+        return width >= WIDE
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         bands = THREE_COLUMNS if width >= WIDE else TWO_COLUMNS

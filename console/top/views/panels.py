@@ -9,9 +9,10 @@ from ... import shown
 from .. import figures, plots
 from ..header import waiting
 from ..host import Card
-from ..lines import Line, Piece, Role, clip, fit, left, spread
+from ..lines import Line, Piece, Role, clip, fit, left, spread, width_of
 from ..scene import Scene, latencies
 from .events import entry_line
+from .sequences import make_table
 
 Samples = Sequence[p.Sample]
 Panel = Callable[[Scene, int, int], list[Line]]
@@ -242,6 +243,16 @@ def events(scene: Scene, width: int, height: int) -> list[Line]:
     return [entry_line(entry, width) for entry in reversed(entries[-height:])]
 
 
+def oldest(scene: Scene, width: int, height: int) -> list[Line]:
+    """The sequences that have been here longest: what is stuck stands on top."""
+    answer = scene.picture.sequences
+    if answer is None or scene.at is not None:
+        return [[(f" {figures.UNKNOWN}", "text")]]
+    table = make_table(has_cursor=False)
+    by_age = sorted(answer.sequences, key=lambda row: row.age, reverse=True)[:height]
+    return table.lines(by_age, width, height)
+
+
 def _field(label: str, value: str, unit: str = "", *, wide: int = 9) -> Line:
     """A number in a place of its own, so that it grows to the left and nothing beside it moves."""
     return [(" " + left(label, wide), "dim"), (value.rjust(7), "text"), (unit, "dim")]
@@ -272,7 +283,7 @@ def _plot(
     marks = _marks(scene, cells)
     known = any(value is not None for value in (*filled, *(lined or ())))
     labels = {0: figures.decimal(top) if top < 10 and top % 1 else figures.count(top, 6), rows - 1: "0"}
-    lines = [_legend(scene, legend, marks, width, cells)]
+    lines = [_legend(legend, marks, cells)]
     for row, pieces in enumerate(drawn):
         lines.append(
             [((labels.get(row, "") if known else "").rjust(_AXIS - 1) + " ", "dim"), *_through(pieces, marks)]
@@ -290,19 +301,20 @@ def _marks(scene: Scene, cells: int) -> dict[int, p.Event]:
     return found
 
 
-def _legend(scene: Scene, legend: Line, marks: dict[int, p.Event], width: int, cells: int) -> Line:
-    """The legend; where a change lies in the window, the newest one's name with its mark under it instead."""
+def _legend(legend: Line, marks: dict[int, p.Event], cells: int) -> Line:
+    """The legend, and over the newest change in the window its name; where there is no room for both, the name."""
     start: Line = [(" " * _AXIS, "text")]
     if not marks:
         return [*start, *legend]
     newest = max(marks)
     name = _change_name(marks[newest])
     room_left, room_right = newest, cells - newest - 1
-    if room_right > len(name) or (room_left <= len(name) and room_right >= room_left):
-        text = clip(name, room_right - 1)
-        return [*start, (" " * newest, "text"), ("▼", "mark"), (f" {text}", "mark")]
-    text = clip(name, max(0, room_left - 1))
-    return [*start, (text.rjust(newest - 1), "mark"), (" ▼", "mark")]
+    at, mark = newest, f"▼ {clip(name, room_right - 1)}"
+    if room_right <= len(name) and (room_left > len(name) or room_left > room_right):
+        text = clip(name, max(0, room_left - 1))
+        at, mark = newest - len(text) - 1, f"{text} ▼"
+    before = legend if width_of(legend) < at else []
+    return [*start, *before, (" " * (at - width_of(before)), "text"), (mark, "mark")]
 
 
 def _change_name(event: p.Event) -> str:

@@ -55,6 +55,16 @@ _COLUMNS: tuple[Column[Row], ...] = (
 )  # fmt: skip
 
 
+def make_table(*, has_cursor: bool = True) -> Table[Row]:
+    return Table(
+        _COLUMNS,
+        lambda row: row.id,
+        text=lambda row: f"{row.id} {row.status} {row.wait_reason or ''}".rstrip(),
+        empty="nothing runs and nothing waits",
+        has_cursor=has_cursor,
+    )
+
+
 class Sequences(View):
     name = "Sequences"
     short = "Seq"
@@ -64,18 +74,16 @@ class Sequences(View):
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._table: Table[Row] = Table(
-            _COLUMNS,
-            lambda row: row.id,
-            text=lambda row: f"{row.id} {row.status} {row.wait_reason or ''}".rstrip(),
-            empty="nothing runs and nothing waits",
-        )
+        self._table = make_table()
         self._followed: Row | None = None  # opened, as it was last seen
         self._left_out = 0
 
     @property
     def table(self) -> Table[Row]:
         return self._table
+
+    def wants_sequences(self, width: int) -> bool:
+        return True
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         answer = scene.picture.sequences

@@ -31,6 +31,10 @@ class View:
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         raise NotImplementedError
 
+    def wants_sequences(self, width: int) -> bool:
+        """Whether the view shows single sequences: they are asked for only then."""
+        return False
+
     def note(self) -> str:
         """What the view says of itself in the footer, such as the rows in sight."""
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from arc.console.top import header
 from arc.console.top.lines import text_of
@@ -29,13 +30,7 @@ def test_a_long_step_is_loud_and_names_the_open_span_or_why_not() -> None:
 
 
 def test_a_step_that_is_as_long_as_its_like_is_no_stall() -> None:
-    slow = tuple(
-        type(each)(
-            **{name: getattr(each, name) for name in each.__struct_fields__}
-            | {"steps": 1, "step_seconds": 2.0}
-        )
-        for each in picture().samples[-60:]
-    )
+    slow = tuple(msgspec.structs.replace(each, steps=1, step_seconds=2.0) for each in picture().samples[-60:])
     assert alarms(samples=slow, snapshot=snapshot(step_open=9.0)) == []
     assert len(alarms(samples=slow, snapshot=snapshot(step_open=10.5))) == 1
 
@@ -55,7 +50,7 @@ def test_a_wedge_says_why_nothing_is_admitted_and_who_holds_the_pages() -> None:
     (line,) = alarms(snapshot=wedged)
     assert "NOTHING RUNS, 6 wait: 5 no pages · 1 queued" in line
     assert "prefix cache 7, by running 0, free 89" in line and "`arc dump`" in line
-    paused = type(wedged)(**{n: getattr(wedged, n) for n in wedged.__struct_fields__} | {"state": "paused"})
+    paused = msgspec.structs.replace(wedged, state="paused")
     assert alarms(snapshot=paused) == []
 
 

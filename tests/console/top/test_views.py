@@ -83,6 +83,15 @@ def test_the_newest_change_names_itself_over_the_plot() -> None:
     assert any("max_running 8→4" in line for line in texts(Overview().lines(earlier, 120, 37)))
 
 
+def test_the_oldest_sequences_stand_beside_the_events_where_there_is_room() -> None:
+    lines = texts(Overview().lines(scene(), 200, 57))
+    start = next(index for index, line in enumerate(lines) if "Oldest sequences" in line)
+    by_age = sorted(recorded().sequences.sequences, key=lambda each: -each.age)
+    shown = [line.split()[0].rstrip("…") for line in lines[start + 2 : start + 2 + len(by_age)]]
+    assert all(each.id.startswith(name) for each, name in zip(by_age, shown, strict=True))
+    assert Overview().wants_sequences(200) and not Overview().wants_sequences(120)
+
+
 def test_a_panel_takes_the_whole_place_and_gives_it_back() -> None:
     view = Overview()
     whole = view.lines(scene(), 120, 37)
