@@ -49,7 +49,7 @@ class Reader:
             try:
                 with self._client() as ask, self._client() as follow:
                     self._follow(ask, follow)
-                why = "it ended the stream"
+                why = "it went without a word: see `arc dump --post-mortem`"
             except (NoEngine, Refused) as error:
                 why = error.message
             except msgspec.DecodeError as error:

@@ -33,7 +33,7 @@ def batch(scene: Scene, width: int, height: int) -> list[Line]:
             ("  mean ", "dim"), (figures.decimal(mean), "text"),
             (" of ", "dim"), (figures.decimal(totals.per_step(totals.admitted)), "text"),
         ],
-        spread([(" " + _reasons(scene), "need" if queued else "dim")], [(_policy(scene) + " ", "dim")], width),
+        spread([(" " + _reasons(scene), _urgency(scene))], [(_policy(scene) + " ", "dim")], width),
     ]  # fmt: skip
     legend: Line = [("⠒", "line"), (" admitted ", "dim"), ("⣿", "fill"), (" effective", "dim")]
     if scene.ascii_dots:
@@ -48,6 +48,13 @@ def _reasons(scene: Scene) -> str:
     if gauges.reasons is None:
         return "why they waited was not kept" if gauges.waiting else "nothing waited"
     return waiting(gauges.reasons) if gauges.waiting else "nothing waits"
+
+
+def _urgency(scene: Scene) -> Role:
+    """To be queued until the next step is the way of things; any other reason to wait is worth a look."""
+    reasons = scene.gauges.reasons if scene.gauges else None
+    held = any(count for reason, count in (reasons or {}).items() if reason != "queued")
+    return "need" if held else "dim"
 
 
 def _policy(scene: Scene) -> str:
