@@ -8,14 +8,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # A thread that waits must not spin: the machine is shared with the tests' own engines.
 QUIET_THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help up test lint format docs clean
+.PHONY: help up test lint format docs bench soak clean
 
 help:
 	@echo "make up      set up .venv with the engine and start it on the model that this folder's arc.toml names"
 	@echo "make test    set up .venv with everything and run the linters, the type checker and all tests"
 	@echo "make lint    the linters and the type checker alone"
 	@echo "make format  rewrite the code in the project's format"
-	@echo "make docs    write docs/flags.md anew from the registry of flags"
+	@echo "make bench   how fast this engine is on this machine; prints figures, takes about 20 minutes"
+	@echo "make soak    many requests against one engine, and what its memory does; takes about 10 minutes"
+	@echo "make docs    write docs/flags.md and docs/control-messages.md anew from the code"
 	@echo "make clean   remove .venv and everything that was built"
 
 up: $(VENV)/engine.stamp
@@ -35,6 +37,13 @@ format: $(VENV)/dev.stamp
 
 docs: $(VENV)/engine.stamp
 	$(BIN)/python -m arc.engine.flags_doc > docs/flags.md
+	$(BIN)/python -m arc.engine.control.messages_doc > docs/control-messages.md
+
+bench: $(VENV)/dev.stamp
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench
+
+soak: $(VENV)/dev.stamp
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.soak
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import socket
 import struct
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from .exits import Exit, Failure
 T = TypeVar("T", bound=msgspec.Struct)
 
 _CONNECT_TIMEOUT = struct.pack("@ll", 5, 0)  # struct timeval: seconds, microseconds
+_FRESH = 0.5  # seconds
+_TRIES = 3
+_PAUSE = 0.1  # seconds
 _ANSWER_TIMEOUT = 90.0  # a change waits for the end of a step, up to a minute
 
 
@@ -100,6 +104,17 @@ class Client:
     def get(self, path: str, answer: type[T], **query: Any) -> T:
         return msgspec.json.decode(self.raw("GET", path, query=query), type=answer)
 
+    def get_fresh(self, path: str, answer: type[T], **query: Any) -> T:
+        """As `get`, of an answer with an `age`: an engine that nobody watched publishes at its next step border, which
+        is worth waiting for a moment. A long step shows by the age of what comes then."""
+        found = self.get(path, answer, **query)
+        for _ in range(_TRIES):
+            if found.age < _FRESH:  # pyright: ignore[reportAttributeAccessIssue]  # Snapshot and Sequences have it
+                break
+            time.sleep(_PAUSE)
+            found = self.get(path, answer, **query)
+        return found
+
     def post(self, path: str, body: msgspec.Struct, answer: type[T]) -> T:
         return msgspec.json.decode(self.raw("POST", path, msgspec.json.encode(body)), type=answer)
 
@@ -122,13 +137,18 @@ class Client:
         return content
 
     def stream(self, **query: Any) -> Iterator[StreamEvent]:
-        """Server-sent events until the engine ends them or goes away. Nothing else can be asked on this connection."""
+        """Server-sent events up to `bye`; NoEngine when they break off. The connection is then used up."""
         with self._failures():
             self._connection.request("GET", _target("/v1/stream", query), headers=self._headers)
             response = self._connection.getresponse()
             if response.status != 200:
                 raise _refused(response.status, response.read())
-            yield from _events(response)
+            ended = False
+            for message in _events(response):
+                ended = message.event == "bye"
+                yield message
+            if not ended:  # http.client takes a stream that breaks off between two chunks for its end
+                raise ConnectionResetError
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:

@@ -142,7 +142,7 @@ _DECLARED: tuple[Flag, ...] = (
     Flag(
         "sched.max_step_tokens", "int", 1024,
         "most query tokens in one step, decode rows and prompt chunks together",
-        LIVE, unit="tokens", low=1, high=1_048_576,
+        LIVE, unit="tokens", low=2, high=1_048_576,
         danger="a larger step makes every running row wait longer for its next token",
     ),
     Flag(
@@ -177,7 +177,7 @@ _DECLARED: tuple[Flag, ...] = (
         "cache.page_cap", "int", "none",
         "most KV pages that may be held, of those reserved at start; lowering it drains down",
         LIVE, unit="pages", low=1, high=1_073_741_824, words=("none",),
-        danger="too low a cap preempts running sequences",
+        danger="prompts that do not fit under the cap fail when their turn comes",
     ),
     Flag(
         "cache.page_size", "int", 32,

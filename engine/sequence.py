@@ -137,4 +137,6 @@ class Sequence:
 
 
 def sequence_of(number: int, request: Request) -> Sequence:
-    return Sequence(number=number, request=request, tokens=list(request.prompt), prompt_len=len(request.prompt))
+    return Sequence(
+        number=number, request=request, tokens=list(request.prompt), prompt_len=len(request.prompt)
+    )

@@ -64,7 +64,7 @@ def _set_log_level(settings: Settings) -> None:
 
 def _run(settings: Settings) -> int:
     api_key = os.environ.get("ARC_API_KEY") or None
-    http, control = _bind(settings, api_key)
+    http, control = _bind(settings)
     # Imported here: torch takes a second, and a wrong setting or a port in use is known without it.
     from ..kernels.dispatch import KernelError
     from .core.assembly import assemble
@@ -88,12 +88,8 @@ def _run(settings: Settings) -> int:
     return service.run(assembly)
 
 
-def _bind(settings: Settings, api_key: str | None) -> tuple[socket.socket, Listening]:
-    from .api.access import listen_allowed
-
+def _bind(settings: Settings) -> tuple[socket.socket, Listening]:
     host, port = settings.get_str("http.host"), settings.get_int("http.port")
-    if (why := listen_allowed(host, api_key)) is not None:
-        raise StartError(why)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)

@@ -26,7 +26,7 @@ CONSOLE_MAY = {
 }
 
 # Part of the engine: the parts it may import, or single modules of them. A part is a folder of engine/ or a file
-# directly in it. `core` carries out what the control side declares, so control knows core's interface alone.
+# directly in it. `core` carries out what the control side declares, so control knows of core only how it is reached.
 ENGINE_MAY: dict[str, set[str]] = {
     "sequence": set(),
     "flags": set(),
@@ -40,7 +40,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "model": {"folder"},
     "sampling": {"sequence"},
     "text": {"sequence", "folder"},
-    "control": {"core.interface", "flags", "config", "telemetry", "sequence", "version"},
+    "control": {"core.interface", "core.inbox", "flags", "config", "telemetry", "sequence", "version"},
     "core": {
         "control",
         "scheduler",

@@ -105,7 +105,7 @@ def _report(recorded: recording.Recording) -> list[str]:
 def _end(recorded: recording.Recording) -> str:
     if recorded.ended is not None:
         return f"it ended on purpose at {shown.clock(recorded.ended)}"
-    if _lives(recorded.header.pid):
+    if _lives(recorded.header):
         return f"pid {recorded.header.pid} still lives: this is a picture of now"
     return f"it was killed or crashed; the last sign of it is of {shown.clock(recorded.last_sign)}"
 
@@ -149,11 +149,12 @@ def _step(recorded: recording.Recording, step: dict[str, float]) -> tuple[str, .
     )
 
 
-def _lives(pid: int) -> bool:
+def _lives(header: recording.Header) -> bool:
+    """Whether the recording process is still there: not a zombie, and no later process under its number."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state, *rest = Path(f"/proc/{header.pid}/stat").read_text().rpartition(")")[2].split()
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, StopIteration):
         return False
-    except PermissionError:
-        return True
-    return True
+    began = int(boot.split()[1]) + int(rest[18]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5): starttime
+    return state not in "ZX" and began <= header.started + 1

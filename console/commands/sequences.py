@@ -35,7 +35,7 @@ _RIGHT = frozenset(range(2, 9))
 def sequences(limit: int, engine: str | None, as_json: bool) -> None:
     """List the sequences that run or wait, and why each one waits."""
     with connect(engine) as client:
-        answer = client.get("/v1/sequences", p.Sequences, limit=limit)
+        answer = client.get_fresh("/v1/sequences", p.Sequences, limit=limit)
     if as_json:
         print_json(msgspec.json.encode(answer))
         return
@@ -77,7 +77,7 @@ def cancel(
         raise click.UsageError("name the ids to cancel (`arc sequences` lists them), or give --all")
     with connect(engine) as client:
         if all_ and not yes:
-            total = client.get("/v1/sequences", p.Sequences, limit=1).total
+            total = client.get_fresh("/v1/sequences", p.Sequences, limit=1).total
             click.confirm(f"Cancel all {total} sequences?", abort=True)
         body = p.CancelBody(ids=ids, all=all_, reason=reason)
         done = client.post("/v1/actions/cancel", body, p.Cancelled)

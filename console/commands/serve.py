@@ -20,7 +20,10 @@ def serve(profile: str | None, overrides: tuple[str, ...]) -> None:
     Stops with Ctrl-C or SIGTERM, after the requests under way have finished.
     """
     if importlib.util.find_spec("torch") is None:  # looks, without importing it
-        raise Failure("the engine is not installed here, only the console: pip install 'arc-console[engine]'")
+        raise Failure(
+            "only the console is installed here; the engine is arc-console[engine]: `make up` in a checkout, "
+            "or pip install with that extra from where this came from"
+        )
     arguments = [] if profile is None else ["--profile", profile]
     for override in overrides:
         arguments += ["--set", override]

@@ -33,7 +33,7 @@ def status(engine: str | None, as_json: bool, window: float) -> None:
     """Show what the engine is doing now."""
     with connect(engine) as client:
         hello = client.get("/v1/hello", p.Hello)
-        snapshot = client.get("/v1/snapshot", p.Snapshot, window=window)
+        snapshot = client.get_fresh("/v1/snapshot", p.Snapshot, window=window)
         if as_json:
             print_json(msgspec.json.encode(Status(hello, snapshot)))
             return
@@ -68,12 +68,16 @@ def _now(snapshot: p.Snapshot) -> list[str]:
 
 
 def _last_step(snapshot: p.Snapshot) -> str:
-    if snapshot.step_age is None:
-        return "none yet"
-    under_way = (
-        "" if snapshot.step_open is None else f"   one under way for {shown.seconds(snapshot.step_open)}"
+    last = (
+        "none yet"
+        if snapshot.step_age is None
+        else f"{snapshot.step:,}, {shown.seconds(snapshot.step_age)} ago"
     )
-    return f"{snapshot.step}, {shown.seconds(snapshot.step_age)} ago{under_way}"
+    return (
+        last
+        if snapshot.step_open is None
+        else f"{last}   one under way for {shown.seconds(snapshot.step_open)}"
+    )
 
 
 def _window(snapshot: p.Snapshot) -> list[str]:

@@ -34,7 +34,8 @@ class Refused:
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
-MAX_CHOICES = 1024  # choices of one call: prompts x n
+MAX_STOP_LENGTH = 256  # characters; matching prepares each stop string for each choice
+MAX_TOKENS_NAMED = 1024  # of logit_bias and of stop_token_ids; each is applied in every step
 
 Count = Annotated[int, Meta(ge=1)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
@@ -43,7 +44,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-Stop = Annotated[str, Meta(min_length=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 _TOOLS = "tool calling is not served"
 _STRUCTURED = "structured output is not served"
@@ -72,10 +73,10 @@ class Generation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logit_bias: dict[TokenId, Bias] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=MAX_TOKENS_NAMED)] | None = None
     seed: Int64 | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS_NAMED)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

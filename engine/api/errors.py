@@ -11,6 +11,8 @@ import msgspec
 from ..core.interface import Draining, TooManyWaiting
 from ..sequence import Finish, FinishReason
 
+MAX_CHOICES = 1024  # of one call: prompts x n
+
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +61,14 @@ def context_exceeded(prompt: int, asked: int | None, limit: int, param: str) -> 
             f"this model's context is {limit} tokens, so that at most {limit - prompt} remain for the output"
         )
     return bad_request(message, param, "context_length_exceeded")
+
+
+def too_many_choices(prompts: int, n: int) -> ApiError:
+    return bad_request(
+        f"{prompts} prompts with n = {n} make {prompts * n} choices; one call has at most {MAX_CHOICES}",
+        "n" if n > 1 else "prompt",
+        "invalid_value",
+    )
 
 
 def too_busy(message: str, retry_after: int, code: str) -> ApiError:

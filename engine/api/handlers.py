@@ -17,7 +17,6 @@ from ..text.chat import ChatTemplate
 from ..text.detokenizer import Detokenizer
 from ..text.tokenizer import Tokenizer
 from .bodies import (
-    MAX_CHOICES,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -26,7 +25,7 @@ from .bodies import (
     decode,
 )
 from .choices import Choice
-from .errors import ApiError, bad_request, body_too_large, too_busy
+from .errors import MAX_CHOICES, ApiError, bad_request, body_too_large, too_busy, too_many_choices
 from .formats import ChatFormat, CompletionFormat, encode
 from .generate import respond
 from .params import nth_seed, sampling_params
@@ -199,11 +198,7 @@ class Handlers:
         n = body.n or 1
         count = len(prompts) * n
         if count > MAX_CHOICES:
-            raise bad_request(
-                f"{len(prompts)} prompts with n = {n} make {count} choices; one call has at most {MAX_CHOICES}",
-                "n" if n > 1 else "prompt",
-                "invalid_value",
-            )
+            raise too_many_choices(len(prompts), n)
         info, arrival = self._info, time.monotonic()
         choices: list[Choice] = []
         for prompt_index, prompt in enumerate(prompts):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..text.chat import ChatTemplate, ChatTemplateError
 from ..text.tokenizer import Tokenizer
 from .bodies import ChatBody, Message, TokenizeBody
-from .errors import bad_request
+from .errors import MAX_CHOICES, bad_request, too_many_choices
 
 LONG_TEXT = 32_768  # characters; from here on tokenizing takes long enough to be kept off the event loop
 ROLES = ("system", "developer", "user", "assistant")
@@ -44,41 +44,53 @@ class PromptReader:
             )
         return self._tokenizer
 
-    async def completion(
-        self, prompt: str | list[str | int | list[int]], add_special: bool, param: str = "prompt"
-    ) -> list[Prompt]:
+    async def completion(self, prompt: str | list[str | int | list[int]], add_special: bool) -> list[Prompt]:
         """The one or several prompts of `/v1/completions`."""
         if isinstance(prompt, str):
-            return [await self.text(prompt, add_special, param)]
+            return await _off_loop(len(prompt), lambda: [self._text(prompt, add_special, "prompt")])
         if not prompt:
-            raise bad_request(f"'{param}' is empty", param, "invalid_value")
-        if all(isinstance(item, int) for item in prompt):
-            return [self.ids(prompt, param)]  # pyright: ignore[reportArgumentType]  # narrowed by all()
-        if not all(isinstance(item, str) for item in prompt) and not all(
-            isinstance(item, list) for item in prompt
-        ):
+            raise bad_request("'prompt' is empty", "prompt", "invalid_value")
+        ids = [item for item in prompt if isinstance(item, int)]
+        texts = [item for item in prompt if isinstance(item, str)]
+        lists = [item for item in prompt if isinstance(item, list)]
+        if len(prompt) not in (len(ids), len(texts), len(lists)):
             raise bad_request(
-                f"'{param}' mixes forms: give one text, one list of token ids, a list of texts or a list of such lists",
-                param,
+                "'prompt' mixes forms: give one text, one list of token ids, a list of texts or a list of such lists",
+                "prompt",
                 "invalid_value",
             )
-        return [
-            await self.text(item, add_special, f"{param}[{i}]")
-            if isinstance(item, str)
-            else self.ids(item, f"{param}[{i}]")  # pyright: ignore[reportArgumentType]  # no int is left here
-            for i, item in enumerate(prompt)
-        ]
-
-    async def text(self, text: str, add_special: bool, param: str) -> Prompt:
-        ids = await self.encode(text, add_special)
-        if not ids:
-            raise bad_request(f"'{param}' has no tokens", param, "invalid_value")
-        return Prompt(tuple(ids), text)
+        if ids:
+            return [self.ids(ids, "prompt")]
+        if len(prompt) > MAX_CHOICES:
+            raise too_many_choices(len(prompt), 1)
+        if lists:
+            return [self.ids(item, f"prompt[{i}]") for i, item in enumerate(lists)]
+        return await _off_loop(
+            sum(map(len, texts)),
+            lambda: [self._text(text, add_special, f"prompt[{i}]") for i, text in enumerate(texts)],
+        )
 
     async def encode(self, text: str, add_special: bool) -> list[int]:
         """Token ids of any text, also of none."""
         tokenizer = self.tokenizer
         return await _off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
+
+    def _text(self, text: str, add_special: bool, param: str) -> Prompt:
+        return self._encoded(self.tokenizer.encode(text, add_special=add_special), text, param)
+
+    def _encoded(self, ids: list[int], text: str | None, param: str) -> Prompt:
+        """A prompt from the tokenizer, which may know more tokens than the model has weights for."""
+        if not ids:
+            raise bad_request(f"'{param}' has no tokens", param, "invalid_value")
+        if (worst := max(ids)) >= self._vocab_size:
+            name = self.tokenizer.inner.id_to_token(worst)
+            last = self._vocab_size - 1
+            raise bad_request(
+                f"'{param}' holds '{name}', which is token {worst}; this model's token ids end at {last}",
+                param,
+                "invalid_value",
+            )
+        return Prompt(tuple(ids), text)
 
     def ids(self, ids: Sequence[int], param: str) -> Prompt:
         if not ids:
@@ -119,9 +131,7 @@ class PromptReader:
             ids = await _off_loop(_size(messages), encode)
         except ChatTemplateError as error:
             raise bad_request(str(error), "messages", "invalid_value") from None
-        if not ids:
-            raise bad_request("the messages have no tokens", "messages", "invalid_value")
-        return Prompt(tuple(ids), None)
+        return self._encoded(ids, None, "messages")
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:
@@ -149,9 +159,9 @@ def _plain(message: Message, param: str) -> dict[str, Any]:
 
 
 def _size(messages: list[dict[str, Any]]) -> int:
-    """Characters of content, about."""
+    """Characters that the template writes, about."""
     contents = [message["content"] for message in messages]
-    return sum(
+    return 16 * len(messages) + sum(
         len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
         for content in contents
     )

@@ -1,9 +1,9 @@
 r"""Train the small model that the repository carries: `python -m arc.engine.carried.train --out DIR`.
 
 Everything follows from SEED and the settings below: the held-out chapters, the tokenizer, the
-initial weights and the order of the text. The number of steps is fixed, not the time. On one CPU
-thread it takes about an hour. With these settings of the C library it takes 40 % less, since large
-buffers are then kept for the next step and not returned to the system:
+initial weights and the order of the text. The number of steps is fixed, not the time: about an hour
+on one CPU thread. These settings of the C library save a good part of that, since large buffers are
+then kept for the next step and not returned to the system:
 
     GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296\
 :glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456

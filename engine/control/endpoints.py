@@ -81,7 +81,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/actions/dump", "dump", "Everything known, for a report", p.Dump, body=p.ReasonBody),
 )  # fmt: skip
 
-_STREAMED = {"snapshot": p.Snapshot, "event": p.Event, "gap": p.Gap, "heartbeat": p.Heartbeat, "bye": p.Bye}
+# the stream's events: name -> type of the data
+STREAMED = {"snapshot": p.Snapshot, "event": p.Event, "gap": p.Gap, "heartbeat": p.Heartbeat, "bye": p.Bye}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def _parts(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
 def openapi(version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the table above."""
     types = {endpoint.answer for endpoint in ENDPOINTS} | {endpoint.body for endpoint in ENDPOINTS}
-    types |= {endpoint.query for endpoint in ENDPOINTS} | {p.Problem, *_STREAMED.values()}
+    types |= {endpoint.query for endpoint in ENDPOINTS} | {p.Problem, *STREAMED.values()}
     ordered = sorted((each for each in types if each is not None), key=lambda each: each.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     reference = dict(zip(ordered, schemas, strict=True))
@@ -161,7 +162,7 @@ def _operation(
         "responses": responses,
     }
     if endpoint.stream:
-        operation["x-events"] = {name: reference[each] for name, each in _STREAMED.items()}
+        operation["x-events"] = {name: reference[each] for name, each in STREAMED.items()}
     if endpoint.body is not None:
         operation["requestBody"] = {
             "required": bool(msgspec.structs.fields(endpoint.body)) and _has_required(endpoint.body),

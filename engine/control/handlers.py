@@ -36,9 +36,8 @@ from .engine_port import ControlPort, Published
 from .errors import Answer, problem
 from .history import History
 
-FRESH_WAIT = (
-    0.02  # seconds that a read waits for the engine to publish; then it shows the older state and its age
-)
+FRESH_WAIT = 0.03  # seconds that a read waits for the engine to publish; else it shows the older state
+WATCHED = 0.25  # seconds: while a step is under way, a state as young as that is shown at once
 FRESH_ENOUGH = 0.02  # seconds: younger than that is as good as new
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
@@ -130,6 +129,9 @@ class Handlers:
         if published.taken >= max(asked - FRESH_ENOUGH, self._commanded):
             return published
         self._port.request_publish()
+        under_way = self._port.counters.step_open_since is not None
+        if under_way and wait <= FRESH_WAIT and published.taken >= max(asked - WATCHED, self._commanded):
+            return published
         while published.taken < asked and time.monotonic() - asked < wait:
             await asyncio.sleep(_POLL)
             published = self._port.published()

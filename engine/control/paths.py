@@ -34,7 +34,12 @@ def watch_folder(uid: int) -> Path:
 def state_folder() -> Path:
     """The folder of what outlives the engine: flight recordings and audit logs."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "arc"
+    if base:
+        return Path(base) / "arc"
+    try:
+        return Path.home() / ".local" / "state" / "arc"
+    except RuntimeError:
+        raise PathError("this user has no home folder: set XDG_STATE_HOME to a folder of yours") from None
 
 
 def socket_path(folder: Path, name: str) -> Path:
@@ -83,9 +88,15 @@ def group_folder(path: Path, gid: int, group: str) -> Path:
 
 
 def _own_folder(path: Path) -> os.stat_result:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    except OSError as error:
+        raise PathError(
+            f"{path} cannot be made: {error.strerror}; XDG_RUNTIME_DIR (sockets) and XDG_STATE_HOME (recordings, "
+            "audit) say where these folders are"
+        ) from None
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise PathError(f"{path} is not a folder: remove it")

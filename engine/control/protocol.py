@@ -50,7 +50,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Refusal(msgspec.Struct, frozen=True):
     """Why one flag was not changed."""
 
-    reason: str  # a stable word: unknown, type, bounds, choice, form, restart, conflict, envelope
+    reason: str  # a stable word: unknown, type, bounds, choice, form, restart, conflict
     message: str
 
 
@@ -88,25 +88,35 @@ class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SnapshotQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of GET /v1/snapshot."""
+
     window: Annotated[float, Meta(gt=0, le=900)] = 10.0  # seconds that `window` counts over
     sequences: bool = False  # with the table
 
 
 class SequencesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of GET /v1/sequences."""
+
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of GET /v1/history. `step` 1 goes back an hour, 0.1 a minute."""
+
     since: Annotated[float, Meta(ge=0)] = 0.0  # samples that ended after it
     step: Literal["1", "0.1"] = "1"
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    since: Annotated[int, Meta(ge=0)] = 0
+    """Of GET /v1/events."""
+
+    since: Annotated[int, Meta(ge=0)] = 0  # the number of the last event seen
     limit: Annotated[int, Meta(ge=1, le=4096)] = 1000
 
 
 class StreamQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of GET /v1/stream. The header Last-Event-ID goes before `since`."""
+
     hz: Annotated[float, Meta(ge=0, le=20)] = 4.0  # snapshots a second; 0: events alone
     window: Annotated[float, Meta(gt=0, le=900)] = 10.0
     sequences: bool = False
@@ -114,6 +124,8 @@ class StreamQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of DELETE /v1/flags/<name>."""
+
     reason: Line = ""
     expect_version: Version | None = None
 
@@ -436,6 +448,8 @@ class DrainBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DrainStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a drain, at once."""
+
     step: int
     running: int
     waiting: int
@@ -469,6 +483,8 @@ class Flushed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trimmed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the allocator gave back."""
+
     step: int
     freed: int  # bytes
     held: int
@@ -487,6 +503,8 @@ class MarkBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Marked(msgspec.Struct, frozen=True):
+    """The mark as the event that it became."""
+
     event: Event
 
 

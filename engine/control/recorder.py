@@ -56,23 +56,21 @@ class Recorder:
         self._flags = 0
         self._values = dict(values)
         self._versions = 0
-        self._closed = False
-        self._write_now(0, -1, 0, header.monotonic, 0.0)
+        self._ended = 0.0  # time.time() of the end on purpose
+        self._write_now(0, -1, 0, header.monotonic)
         self._write_values()
 
     def opened(self, index: int, rows: int) -> None:
         """A step is about to run: should it be the last, this says so."""
-        self._write_now(1, index, rows, time.monotonic(), 0.0)
+        self._write_now(1, index, rows, time.monotonic())
 
     def closed(self, record: StepRecord) -> None:
         self._steps += 1
         number = self._steps
         self._layout.pack_into(self._map, r.STEPS.place(number), number, *self._numbers(record), number)
-        self._write_now(0, record.index, record.rows, record.started + record.wall, 0.0)
+        self._write_now(0, record.index, record.rows, record.started + record.wall)
 
     def event(self, event: Event) -> None:
-        if self._closed:
-            return
         self._events += 1
         self._write_blob(r.EVENTS, self._events, _fitting(event, r.EVENTS))
         if event.kind in _FLAG_EVENTS:
@@ -83,16 +81,14 @@ class Recorder:
             self._write_values()
 
     def close(self) -> None:
-        """The engine ends on purpose; the file stays."""
-        if not self._closed:
-            self._closed = True
-            self._write_now(0, -1, 0, time.monotonic(), time.time())
-            self._map.close()
+        """The engine ends on purpose. The file stays mapped: whoever still writes, even late, does no harm."""
+        self._ended = time.time()
+        self._write_now(0, -1, 0, time.monotonic())
 
-    def _write_now(self, is_open: int, step: int, rows: int, at: float, ended: float) -> None:
+    def _write_now(self, is_open: int, step: int, rows: int, at: float) -> None:
         self._nows += 1
         r.NOW.pack_into(
-            self._map, r.NOWS.place(self._nows), self._nows, is_open, step, rows, at, ended, self._nows
+            self._map, r.NOWS.place(self._nows), self._nows, is_open, step, rows, at, self._ended, self._nows
         )
 
     def _write_values(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.types import Step
-from ..sequence import FinishReason, Sequence
+from ..sequence import FinishReason, Sequence, WaitReason
 from ..telemetry.records import Counters, StepRecord
 
 
@@ -69,6 +69,7 @@ class Accounts:
         counters, scheduler, pages = self._counters, self._scheduler, self._scheduler.pages
         counters.running = scheduler.running_count
         counters.waiting = scheduler.waiting_count
+        counters.waiting_by_reason = dict.fromkeys(WaitReason, 0) | scheduler.waiting_by_reason()
         counters.pages_used = pages.used
         counters.pages_cached = pages.cached
         counters.pages_free = pages.free

@@ -100,6 +100,7 @@ class Engine:
                 if faults >= _FAULTS_IN_A_ROW:
                     return f"{faults} faults in a row at the step border, the last one: {error!r}"
         self.end(list(self.sequences.values()), FinishReason.CANCELLED, "the engine is stopping")
+        self.accounts.refresh()
         return "it was stopped"
 
     def stop(self) -> None:

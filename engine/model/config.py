@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding of the rope part, with YaRN when `factor` > 1 (Peng et al. 2023, arXiv:2309.00071, section 3)."""
+    """Rotary embedding of the rope part, with YaRN when `factor` > 1 (Peng et al. 2023, arXiv:2309.00071, 3)."""
 
     theta: float
     dim: int  # qk_rope_head_dim
@@ -57,7 +57,9 @@ class ModelConfig:
     dense_intermediate: int  # intermediate_size
     expert_intermediate: int  # moe_intermediate_size
     shared_experts: int  # 0: none; they are stored fused as one of n x expert_intermediate
-    moe_layers: tuple[bool, ...]  # per layer: experts (true) or one dense MLP; first_k_dense_replace and moe_layer_freq
+    moe_layers: tuple[
+        bool, ...
+    ]  # per layer: experts (true) or one dense MLP; first_k_dense_replace and moe_layer_freq
     routing: Routing | None  # None: no layer has experts
     rope: Rope
     rms_eps: float

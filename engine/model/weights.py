@@ -20,7 +20,12 @@ class WeightError(CheckpointError):
 
 class WeightSource(Protocol):
     def get(
-        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype | None = None, rows: slice | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        rows: slice | None = None,
     ) -> torch.Tensor:
         """The tensor `name`, of the full shape `shape`, in `dtype` (None: the model's), on the model's device.
 

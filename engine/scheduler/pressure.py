@@ -9,7 +9,7 @@ from .pages import PageManager
 
 # An admission leaves the pages that everyone running, itself included, will claim within this many steps. So
 # what it admits cannot cause a preemption before then. Each eviction of a sequence doubles its own horizon.
-HORIZON = 32
+HORIZON = 128
 
 
 def horizon(entry: Entry) -> int:

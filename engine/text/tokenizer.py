@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from ..folder import CheckpointError, JsonObject, read_eos_ids, read_json
 
@@ -47,15 +45,13 @@ class Tokenizer:
         self.inner.no_padding()
         self.vocab_size = self.inner.get_vocab_size(with_added_tokens=True)
         self.added = {id_: token.content for id_, token in self.inner.get_added_tokens_decoder().items()}
-        decoder = json.loads(self.inner.to_str())["decoder"]
-        self.byte_level = decoder is not None and "ByteLevel" in json.dumps(decoder)
+        self.byte_level = "ByteLevel" in repr(self.inner.decoder)  # alone or in a sequence of decoders
 
         config = read_config(folder)
         self.bos_id = self.special_id(config, "bos_token")
         self.eos_ids = read_eos_ids(folder) or frozenset(
             id_ for id_ in [self.special_id(config, "eos_token")] if id_ is not None
         )
-        self.apply_added_ends(config)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer | None:
@@ -71,32 +67,18 @@ class Tokenizer:
             raise config.error(key, "it is not a token of tokenizer.json")
         return id_
 
-    def apply_added_ends(self, config: JsonObject) -> None:
-        """add_bos_token and add_eos_token, where given, replace the post-processor, as in transformers."""
-        if not (config.has("add_bos_token") or config.has("add_eos_token")):
-            return
-        ends = [
-            (special_token(config, key), self.special_id(config, key))
-            if config.flag(f"add_{key}", default=False)
-            else (None, None)
-            for key in ("bos_token", "eos_token")
-        ]
-        (bos, _), (eos, _) = ends
-        self.inner.post_processor = TemplateProcessing(
-            single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-            special_tokens=[end for end in ends if end[0] is not None],
-        )
-
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Token ids of `text`. `add_special`: with what the model puts around every text, most often a
-        beginning-of-sequence token; a rendered chat already holds it.
+        """Token ids of `text`. `add_special`: with what the tokenizer's post-processor puts around every text,
+        most often a beginning-of-sequence token; a rendered chat already holds it. add_bos_token in
+        tokenizer_config.json has no say, as in transformers 5.
 
         Raises ValueError for a text that is not Unicode (a lone surrogate).
         """
         try:
-            return self.inner.encode(text, add_special_tokens=add_special).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not valid Unicode at character {error.start}") from error
+        return self.inner.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`. Bytes that form no character become U+FFFD, ids without a token nothing."""

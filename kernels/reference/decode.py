@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .groups import cut
 
-# What one more group costs, in values read from the cache: about 900 tokens of 576, measured on one core.
-_GROUP_VALUES = 500_000
+# What one more group costs, in values read from the cache: about 350 tokens of 576, measured on one core.
+_GROUP_VALUES = 200_000
 # The most values that a group of several rows gathers, 32 MiB in bf16: larger buffers are mapped afresh at each use.
 _MOST_VALUES = 1 << 24
 

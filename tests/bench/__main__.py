@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import workloads
+from . import consoles, workloads
 from .load import Run, send
 from .server import Server, serve
 from .workloads import Job
@@ -130,9 +130,12 @@ def main() -> None:
                 send(server.base, server.model, workloads.uniform(8, vocab, 97))  # warm-up
                 rates(server, vocab, options.repeats)
                 step_split(server, vocab)
+                consoles.consoles(server, vocab, options.repeats)
+                consoles.answers(server, vocab, options.repeats)
                 if model is not None and not options.skip_transformers:
                     against_transformers(model, server, vocab, options.repeats, threads)
             admission(model, vocab, options.repeats)
+    consoles.recorder()
 
 
 if __name__ == "__main__":

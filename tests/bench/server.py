@@ -54,7 +54,14 @@ def free_port() -> int:
 def serve(model: Path | None, *flags: str, threads: int | None = None) -> Iterator[Server]:
     """Start `arc serve` (None: the carried model), wait until it is healthy, and stop it with SIGTERM."""
     port = free_port()
-    command = [sys.executable, "-c", "from arc.console.main import main; main()", "serve", "--set", f"http.port={port}"]
+    command = [
+        sys.executable,
+        "-c",
+        "from arc.console.main import main; main()",
+        "serve",
+        "--set",
+        f"http.port={port}",
+    ]
     command += ["--set", f"control.name=bench-{port}", "--set", "log.level=warning"]
     if model is not None:
         command += ["--model", str(model)]

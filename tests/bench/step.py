@@ -1,6 +1,6 @@
 """The time of one forward pass of random weights, alone: no server, no scheduler, no sampling.
 
-    python -m tests.bench.step [common | carried] [--threads N] [--dtype bfloat16] [--prefill]
+    python -m tests.bench.step [common | carried] [--threads N] [--dtype D] [--steps N]
 
 `common` is the checkpoint that engines are compared on (docs/performance.md), `carried` the shape of the model in this
 repository. Contexts are spread evenly over 16..768 and every token is drawn at random: repeated tokens would keep their
@@ -10,66 +10,52 @@ experts in the processor's cache.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import tempfile
 import time
-from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from arc.engine.model.batch import ForwardBatch
 from arc.engine.model.cache import LatentCache
-from arc.engine.model.config import ModelConfig, Rope, Routing
+from arc.engine.model.config import ModelConfig
 from arc.engine.model.deepseek import DeepseekModel
+from arc.engine.model.hf_config import read_config
 from arc.kernels import Target, resolve
+
+from tests.peers.make_checkpoint import COMMON
 
 PAGE_SIZE = 16
 CONTEXT = (16, 768)
 CPU = torch.device("cpu")
 
-COMMON = ModelConfig(
-    model_type="deepseek_v3",
-    vocab_size=4096,
-    hidden=512,
-    layers=8,
-    heads=8,
-    q_lora_rank=192,
-    kv_lora_rank=512,
-    nope_dim=64,
-    rope_dim=64,
-    v_dim=128,
-    dense_intermediate=1408,
-    expert_intermediate=256,
-    shared_experts=1,
-    moe_layers=(False, *[True] * 7),
-    routing=Routing("sigmoid", 16, 4, 4, 2, "group_top2", bias=True, normalise=True, scale=2.5),
-    rope=Rope(10000.0, 64, True),
-    rms_eps=1e-6,
-    attention_bias=False,
-    tied_embeddings=False,
-    max_position=4096,
-    prediction_layers=0,
-    dtype="bfloat16",
-    fp8_block=None,
-    softmax_scale=128**-0.5,
-)
-CARRIED = replace(
-    COMMON,
-    vocab_size=2048,
-    hidden=192,
-    layers=4,
-    heads=4,
-    q_lora_rank=96,
-    kv_lora_rank=64,
-    nope_dim=32,
-    rope_dim=16,
-    v_dim=32,
-    dense_intermediate=512,
-    expert_intermediate=96,
-    moe_layers=(False, True, True, True),
-    routing=Routing("sigmoid", 8, 2, 1, 1, "group_top2", bias=True, normalise=True, scale=1.0),
-    rope=Rope(10000.0, 16, True),
-    softmax_scale=48**-0.5,
-)
+CARRIED: dict[str, Any] = COMMON | {
+    "vocab_size": 2048,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
 SHAPES = {"common": COMMON, "carried": CARRIED}
+
+
+def config_of(values: dict[str, Any]) -> ModelConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(values))
+        return read_config(Path(folder))
 
 
 class RandomSource:
@@ -148,17 +134,27 @@ def prompt_batches(config: ModelConfig, tokens: int, chunk: int) -> tuple[list[F
     return batches, tables.numel()
 
 
-def milliseconds(model: DeepseekModel, batches: list[ForwardBatch], pages: int) -> list[float]:
+def milliseconds(model: DeepseekModel, batches: list[ForwardBatch], pages: int) -> list[tuple[float, float]]:
+    """(wall, CPU) of each step; the CPU time is this thread's alone, so it means little with more than one."""
     config = model.config
     cache = LatentCache(config.layers, pages, PAGE_SIZE, config.latent_width, dtype=model.dtype, device=CPU)
     for layer in cache.layers:
         layer.normal_()
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
     for batch in batches:
-        begin = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.thread_time()
         model.forward(batch, cache)
-        times.append((time.perf_counter() - begin) * 1e3)
+        times.append(((time.perf_counter() - wall) * 1e3, (time.thread_time() - cpu) * 1e3))
     return times
+
+
+def report(what: str, times: list[tuple[float, float]]) -> None:
+    wall, cpu = zip(*times, strict=True)
+    print(
+        f"{what}: wall median {statistics.median(wall):.2f}, best {min(wall):.2f};"
+        f" CPU median {statistics.median(cpu):.2f}, best {min(cpu):.2f}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -167,21 +163,19 @@ def main() -> None:
     )
     parser.add_argument("shape", choices=SHAPES, default="common", nargs="?")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--steps", type=int, default=30)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = build(SHAPES[args.shape], getattr(torch, args.dtype))
+    model = build(config_of(SHAPES[args.shape]), getattr(torch, args.dtype))
     for rows in (1, 8, 32):
-        times = milliseconds(model, *decode_batches(model.config, rows, args.steps))[args.steps // 5 :]
-        print(
-            f"decode {rows:4} rows: median {statistics.median(times):.2f} ms, best {min(times):.2f}",
-            flush=True,
-        )
+        times = milliseconds(model, *decode_batches(model.config, rows, args.steps))
+        report(f"decode {rows} rows, ms a step", times[args.steps // 5 :])
     for chunk in (256, 1024):
         batches, pages = prompt_batches(model.config, 1024, chunk)
-        total = min(sum(milliseconds(model, batches, pages)) for _ in range(3))
-        print(f"prefill 1024 tokens, {chunk} a step: {1024e3 / total:.0f} tok/s", flush=True)
+        runs = [milliseconds(model, batches, pages) for _ in range(max(3, args.steps // 5))]
+        whole = [(sum(wall for wall, _ in run), sum(cpu for _, cpu in run)) for run in runs]
+        report(f"prefill 1024 tokens, {chunk} a step, ms", whole)
 
 
 if __name__ == "__main__":

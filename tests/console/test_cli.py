@@ -317,7 +317,7 @@ def test_serve_leaves_the_users_thread_setting(folder: Path) -> None:
 def test_serve_without_the_engine_says_how_to_install_it(folder: Path) -> None:
     done = process(SERVE.format(spec="None", arguments=[]), cwd=folder)
     assert done.returncode == Exit.ERROR
-    assert "pip install 'arc-console[engine]'" in done.stderr
+    assert "the engine is arc-console[engine]" in done.stderr
 
 
 def test_exit_codes_are_documented() -> None:

@@ -338,7 +338,15 @@ statements = st.lists(
     st.tuples(
         st.sampled_from(["# note\n", "\n", "\n\n", ""]),
         st.sampled_from(
-            ["1", "'a'", '"""\n[x]\na = 1\n"""', "[\n 1, # [y]\n 2\n]", "{ p = 1, q = 'b' }", "'''k = \n'''"]
+            [
+                "1",
+                "'a'",
+                '"""\n[x]\na = 1\n"""',
+                "[\n 1, # [y]\n 2\n]",
+                "{ p = 1, q = 'b' }",
+                "'''\n[z]'''",
+                "'''k = \n'''",
+            ]
         ),
         st.sampled_from(["", "# end", "  "]),
     ),

@@ -264,6 +264,7 @@ def test_typed_values_that_are_refused(flag: str, value: object, reason: FlagRea
         ("sched.max-running", "sched.max_running"),
         ("Sched.Max_Running", "sched.max_running"),
         ("shed.order", "sched.order"),
+        ("group", "control.group"),
         ("cache.pagesize", "cache.page_size"),
     ],
 )
@@ -290,6 +291,14 @@ def test_flags_that_must_fit_into_a_step(small: str) -> None:
 
 def test_docs_page_is_current() -> None:
     assert (ROOT / "docs" / "flags.md").read_text(encoding="utf-8") == page(), "run `make docs`"
+
+
+def test_every_flag_is_read_somewhere() -> None:
+    """A flag that nothing reads would be accepted and do nothing."""
+    own = {"flags.py", "flags_doc.py", "config.py"}
+    code = [path for path in (ROOT / "engine").rglob("*.py") if path.name not in own]
+    text = "".join(path.read_text(encoding="utf-8") for path in code)
+    assert [name for name in FLAGS if f'"{name}"' not in text] == []
 
 
 def test_registry_imports_next_to_nothing() -> None:

@@ -96,7 +96,7 @@ async def test_gone_with_requests_still_in_the_pipe(serve: Serve):
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-async def test_gone_while_the_socket_is_full(serve: Serve, how: str):
+async def test_gone_while_the_socket_is_full(serve: Serve, how: str, caplog: pytest.LogCaptureFixture):
     engine = ScriptedEngine(endless, max_model_len=10**7)
     async with serve(engine, small_buffers=True) as api:
         async with connection(api) as (reader, writer):
@@ -106,6 +106,7 @@ async def test_gone_while_the_socket_is_full(serve: Serve, how: str):
             close(writer, how)
             await engine.until(lambda: not engine.live)
         assert list(engine.cancelled.values()) == [FinishReason.DISCONNECTED]
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from arc.engine.api.access import listen_allowed
 from arc.engine.api.bodies import ChatBody, CompletionBody, Message, Part, Refused, marks
 from arc.engine.core.interface import Health
 from arc.engine.model.generation import GenerationDefaults
@@ -137,6 +136,10 @@ BAD_FIELDS = [
     (COMPLETION, {"stop": ""}, "stop", "length"),
     (COMPLETION, {"stop": ["a", ""]}, "stop[1]", "length"),
     (COMPLETION, {"stop": ["a"] * 17}, "stop", "length <= 16"),
+    (COMPLETION, {"stop": "a" * 257}, "stop", "length <= 256"),
+    (COMPLETION, {"stop_token_ids": [1] * 1025}, "stop_token_ids", "length <= 1024"),
+    (COMPLETION, {"logit_bias": dict.fromkeys(map(str, range(1025)), 0)}, "logit_bias", "length <= 1024"),
+    (COMPLETION, {"prompt": [[1]] * 600, "n": 2}, "n", "1200 choices"),
     (COMPLETION, {"stop": 1}, "stop", "got `int`"),
     (COMPLETION, {"stop_token_ids": [260]}, "stop_token_ids", "token 260"),
     (COMPLETION, {"min_tokens": 17}, "min_tokens", "more than the 16"),
@@ -336,22 +339,6 @@ async def test_the_right_key(serve: Serve):
                 assert response.status == 200
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1", "[::1]"])
-def test_this_machine_may_be_listened_on_without_a_key(host: str):
-    assert listen_allowed(host, None) is None
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["0.0.0.0", "::", "", "192.168.1.4", "example.org", "localhost.example.org", "127.1", "::ffff:1.2.3.4"],
-)
-def test_elsewhere_needs_a_key(host: str):
-    why = listen_allowed(host, None)
-    assert why is not None
-    assert "ARC_API_KEY" in why
-    assert listen_allowed(host, "secret") is None
-
-
 async def test_health(serve: Serve):
     engine = ScriptedEngine()
     async with serve(engine) as api:
@@ -410,6 +397,20 @@ async def test_a_model_without_a_tokenizer(serve: Serve):
         assert (status, answer["choices"][0]["text"]) == (200, "")
         assert answer["choices"][0]["token_ids"] == [97, 98, 97]
         assert answer["usage"]["completion_tokens"] == 3
+
+
+async def test_a_tokenizer_that_knows_more_than_the_model(serve: Serve):
+    engine = ScriptedEngine(vocab_size=200)
+    async with serve(engine) as api:
+        for path, body, param in (
+            (COMPLETION, {"prompt": ["a", "b"]}, "prompt[0]"),
+            (COMPLETION, {"prompt": "😀", "add_special_tokens": False}, "prompt"),
+            (CHAT, {"messages": [{"role": "user", "content": "😀"}]}, "messages"),
+        ):
+            status, answer = await api.post(path, body)
+            assert (status, error_of(answer)["param"]) == (400, param)
+        assert (await api.post(COMPLETION, {"prompt": "a", "add_special_tokens": False}))[0] == 200
+    assert len(engine.requests) == 1
 
 
 async def test_a_model_without_a_chat_template(serve: Serve):

@@ -174,7 +174,8 @@ async def test_two_hundred_streams_at_once(serve: Serve):
     assert len(ids) == 200
 
 
-async def test_ten_megabytes_of_noise(serve: Serve):
+async def test_ten_megabytes_of_noise(serve: Serve, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
     noise = random.Random(7).randbytes(10_000_000)
     engine = ScriptedEngine()
     async with serve(engine) as api:
@@ -185,6 +186,9 @@ async def test_ten_megabytes_of_noise(serve: Serve):
                 await reader.read()
             except ConnectionError:
                 pass  # closed before it was all sent
+        assert len(caplog.records) == 1  # whoever sends noise does not fill the log
+        assert caplog.records[0].levelname == "INFO"
+        assert caplog.records[0].exc_info is None
         async with connection(api) as (reader, writer):
             writer.write(post("/v1/completions", noise))
             status, _, body = await answer(reader)

@@ -19,7 +19,6 @@ from arc.engine.config import Settings, load
 from arc.engine.control.changes import FlagChanges, Pending
 from arc.engine.control.commands import Cancel, Command, Drain, FlushPrefix, SetFlags, Unsupported
 from arc.engine.control.engine_port import Published
-from arc.engine.control.recorder import Recorder
 from arc.engine.control.events import EventLog
 from arc.engine.control.protocol import (
     NA,
@@ -31,8 +30,8 @@ from arc.engine.control.protocol import (
     Pages,
     SequenceView,
 )
-from arc.engine.core.interface import Closed
-from arc.engine.core.interface import EngineInfo
+from arc.engine.control.recorder import Recorder
+from arc.engine.core.interface import Closed, EngineInfo
 from arc.engine.flags import FlagError, FlagReason, Value
 from arc.engine.sequence import FinishReason, WaitReason
 from arc.engine.telemetry.records import Counters, StepRecord
@@ -180,7 +179,7 @@ class SimulatedEngine:
                     future.set_exception(error)
         self.changes.expire(step=self._steps, now=time.monotonic())
         self._gauges()
-        if asked or commands:
+        if asked:
             self._published = self._publish()
 
     def _admit(self) -> list[Work]:

@@ -213,7 +213,7 @@ class Changes(RuleBasedStateMachine):
         assert len(self.engine.in_force) == self.version
 
 
-Changes.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=30, deadline=None)
+Changes.TestCase.settings = hypothesis_settings(max_examples=80, stateful_step_count=30, deadline=None)
 TestChanges = Changes.TestCase
 
 

@@ -110,6 +110,26 @@ def test_another_owners_folder_is_refused(folders: Path, monkeypatch: pytest.Mon
         Listening("main")
 
 
+def test_a_folder_that_cannot_be_made_says_what_to_set(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folders / "file").touch()
+    for base in ("file", "file/deeper"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folders / base))
+        with pytest.raises(PathError, match="XDG_RUNTIME_DIR"):
+            Listening("main")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(PathError, match="XDG_STATE_HOME"):
+        paths.state_folder()
+
+
 @pytest.mark.parametrize("name", ["", "../main", "a/b", "a.b", "-x", "x" * 33, "main\n", "ä"])
 def test_odd_names_are_refused(folders: Path, name: str) -> None:
     with pytest.raises(PathError, match="no engine name"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import urllib.parse
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 import schemathesis
 from arc.engine.control.endpoints import ENDPOINTS, Match, match, openapi
+from arc.engine.control.messages_doc import Message, messages, page
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -23,7 +26,15 @@ DOCUMENT = json.loads(msgspec.json.encode(openapi("0")))
 LOADED = schemathesis.openapi.from_dict(DOCUMENT)
 ASKABLE = [each for each in ENDPOINTS if not each.stream]
 
-thrown = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+thrown = settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +80,14 @@ def conforms(endpoint: Any, status: int, answer: Any) -> None:
     declared = DOCUMENT["paths"][endpoint.path][endpoint.method.lower()]["responses"]
     assert str(status) in declared, f"{status} is not declared: {answer}"
     assert status != 500, answer
-    schema = declared[str(status)]["content"]["application/json"]["schema"]
-    validator = jsonschema_rs.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
-    validator.validate(answer)
+    _validator(json.dumps(declared[str(status)]["content"]["application/json"]["schema"])).validate(answer)
     if status != 200:
         assert answer["message"] and answer["error"]
+
+
+@cache
+def _validator(schema: str) -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator({**json.loads(schema), "components": DOCUMENT["components"]})
 
 
 def intact(running: Running) -> None:
@@ -167,3 +181,22 @@ def _walk(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _walk(value)
+
+
+def test_the_page_of_messages_is_up_to_date() -> None:
+    committed = (Path(__file__).parents[3] / "docs" / "control-messages.md").read_text(encoding="utf-8")
+    assert committed == page(), "run `make docs`"
+
+
+def test_every_message_and_field_is_on_the_page() -> None:
+    documented = {message.name: message for message in messages()}
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        if name == "NoQuery":
+            continue
+        message: Message | None = documented[name]
+        assert message is not None and message.text, name
+        fields: set[str] = set()
+        while message is not None:
+            fields |= {field.name for field in message.fields}
+            message = documented[message.base] if message.base else None
+        assert set(schema.get("properties", {})) == fields

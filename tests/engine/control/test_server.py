@@ -224,13 +224,15 @@ def test_pause_and_resume(running: Running) -> None:
 def test_cancel_by_id_answers_when_it_is_done(running: Running) -> None:
     wire = running.connect()
     ids = [running.engine.submit(100_000) for _ in range(6)]
-    until(lambda: running.engine.counters.running == 6)
+    until(lambda: wire.get("/v1/sequences")["total"] == 6)
     status, done = wire.ask(
         "POST", "/v1/actions/cancel", {"ids": [ids[1], ids[4], "ghost"], "reason": "stuck"}
     )
     assert status == 200
     assert (sorted(done["ended"]), done["unknown"], done["left"]) == (sorted([ids[1], ids[4]]), ["ghost"], 4)
-    assert len(wire.get("/v1/sequences")["sequences"]) == 4
+    assert len(wire.get("/v1/sequences")["sequences"]) == 4, (
+        "what is read after an answer is not from before it"
+    )
     assert wire.ask("POST", "/v1/actions/cancel", {"all": True})[1]["left"] == 0
     for body in ({}, {"ids": ["x"], "all": True}):
         assert wire.ask("POST", "/v1/actions/cancel", body)[0] == 400
@@ -431,7 +433,8 @@ def test_two_threads_of_one_console_do_not_mix_answers(running: Running) -> None
         raw.settimeout(10)
         raw.connect(str(running.path))
         raw.sendall(
-            b"GET /v1/hello HTTP/1.1\r\nHost: arc\r\n\r\nGET /v1/events HTTP/1.1\r\nHost: arc\r\nConnection: close\r\n\r\n"
+            b"GET /v1/hello HTTP/1.1\r\nHost: arc\r\n\r\n"
+            b"GET /v1/events HTTP/1.1\r\nHost: arc\r\nConnection: close\r\n\r\n"
         )
         received = b""
         while chunk := raw.recv(65536):

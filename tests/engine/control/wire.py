@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from arc.console.client import connected
 
 
 class Wire(http.client.HTTPConnection):
@@ -16,9 +17,8 @@ class Wire(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock = connected(self._path)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Status and decoded answer."""

@@ -27,10 +27,11 @@ async def engine(
     folder: Path,
     *,
     prepare: Callable[[Assembly], None] = lambda _assembly: None,
+    recording: Path | None = None,
     **flags: object,
 ) -> AsyncIterator[Assembly]:
     """`prepare` may break something before the thread starts."""
-    assembly = assemble(settings_for(model, folder, **flags))
+    assembly = assemble(settings_for(model, folder, **flags), recording=recording)
     assembly.handle.attach(asyncio.get_running_loop())
     prepare(assembly)
     thread = assembly.start()
@@ -74,6 +75,16 @@ async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+def assert_nothing_is_kept(assembly: Assembly) -> None:
+    """No part remembers a request that has ended: a leak a request ends every long-running engine."""
+    runner = assembly.engine.runner
+    assert assembly.engine.sequences == {}
+    assert assembly.handle.open_streams == 0
+    assert len(runner._tables) == 0
+    assert runner._sampler._states == {}
+    assert assembly.engine.scheduler._entries == {}
 
 
 def assert_all_pages_free(assembly: Assembly) -> None:

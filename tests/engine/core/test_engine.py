@@ -15,7 +15,7 @@ from arc.engine.core.interface import Draining, TooManyWaiting
 from arc.engine.model.deepseek import ForwardOutput
 from arc.engine.sequence import FinishReason
 
-from .living import assert_all_pages_free, complete, engine, read, request, until
+from .living import assert_all_pages_free, assert_nothing_is_kept, complete, engine, read, request, until
 
 ACTOR = Actor(uid=0, gid=0, pid=1, reason="test")
 
@@ -39,17 +39,17 @@ async def test_greedy_tokens_do_not_depend_on_what_shares_the_batch(tiny: Path, 
 async def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_after_preemption(
     tiny: Path, tmp_path: Path
 ) -> None:
-    asked: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 120}
+    asked: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 300}
     async with engine(tiny, tmp_path) as alone:
         ((expected, _),) = await complete(alone, request("a", [5, 6, 7], **asked))
-    # 30 pages of 8 tokens do not hold five sequences of 123: some are preempted and computed again
-    async with engine(tiny, tmp_path, cache__page_cap=30) as crowd:
-        crowded = [request(f"x{i}", [9, i + 2], temperature=1.0, max_tokens=120) for i in range(4)]
+    # 60 pages of 8 tokens do not hold three sequences of 303: some are preempted and computed again
+    async with engine(tiny, tmp_path, cache__page_cap=60) as crowd:
+        crowded = [request(f"x{i}", [9, i + 2], temperature=1.0, max_tokens=300) for i in range(2)]
         results = await complete(crowd, *crowded, request("a", [5, 6, 7], **asked))
         assert crowd.port.counters.preemptions > 0
         assert_all_pages_free(crowd)
     assert results[-1][0] == expected
-    assert len(expected) == 120
+    assert len(expected) == 300
 
 
 async def test_a_cached_prefix_changes_no_token_and_is_counted_once(tiny: Path, tmp_path: Path) -> None:
@@ -315,3 +315,4 @@ async def test_nothing_is_lost_in_a_storm(tiny: Path, tmp_path: Path, seed: int)
         await until(lambda: it.port.counters.running == 0)
         assert_all_pages_free(it)
         assert sum(it.port.counters.finished.values()) == 60
+        assert_nothing_is_kept(it)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from arc.engine.scheduler.pages import PageAccountingError, PageManager
+from arc.engine.sequence import Request, SamplingParams, Sequence, sequence_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from arc.engine.scheduler.pages import PageAccountingError, PageManager
-from arc.engine.sequence import Request, SamplingParams, Sequence, sequence_of
 
 
 def make(number: int, tokens: list[int]) -> Sequence:
@@ -119,7 +118,7 @@ def test_sequences_that_computed_the_same_block_side_by_side_leave_one_copy(firs
 
 
 def test_a_copy_in_use_replaces_the_unused_one() -> None:
-    """A prompt that ends on a page border computes its last page again: the cached page must not become a leak."""
+    """A prompt that ends on a page border computes its last page again; the cached page must not leak."""
     pages = PageManager(4, 2)
     close(pages, run(pages, 0, [1, 2, 3, 4]))
     again = run(pages, 1, [1, 2, 3, 4])

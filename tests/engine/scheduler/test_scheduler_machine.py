@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from arc.engine.scheduler import pressure
 from arc.engine.scheduler.types import Step
 from arc.engine.sequence import Status
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from toy_engine import ToyEngine
+
+from .toy_engine import ToyEngine
 
 STEMS = [[stem * 10 + i % 7 for i in range(40)] for stem in range(3)]
 
@@ -18,21 +20,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     """
 
     @initialize(
-        pages=st.integers(3, 40),
-        page_size=st.integers(1, 6),
+        size=st.tuples(st.integers(6, 30), st.integers(1, 4)),
         prefix=st.booleans(),
+        horizon=st.sampled_from([1, 4, 16]),
+        first=st.lists(
+            st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(20, 60)), min_size=3, max_size=8
+        ),
     )
-    def start(self, pages: int, page_size: int, prefix: bool) -> None:
-        self.engine = ToyEngine(
-            pages, page_size, max_running=5, max_step_tokens=9, prefill_chunk=4, prefix_cache=prefix
-        )
+    def start(self, size, prefix, horizon, first) -> None:
+        self.horizon = pressure.HORIZON
+        pressure.HORIZON = horizon
+        self.engine = ToyEngine(*size, max_running=5, max_step_tokens=9, prefill_chunk=4, prefix_cache=prefix)
         self.open: Step | None = None
+        for stem, cut, max_tokens in first:
+            self.engine.add(STEMS[stem][:cut], max_tokens)
 
     @rule(
         stem=st.integers(0, 2),
         cut=st.integers(1, 40),
         tail=st.lists(st.integers(0, 3), max_size=3),
-        terms=st.tuples(st.integers(1, 30), st.integers(-1, 1), st.booleans()),
+        terms=st.tuples(st.integers(1, 60), st.integers(-1, 1), st.booleans()),
     )
     def arrive(self, stem, cut, tail, terms) -> None:
         max_tokens, priority, ignore_eos = terms
@@ -55,6 +62,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.commit(self.open)
         self.open = None
 
+    @precondition(lambda self: self.open is not None and self.open.rows)
+    @rule(data=st.data())
+    def commit_without_faulty_rows(self, data) -> None:
+        assert self.open is not None
+        self.engine.commit(self.open, data.draw(st.integers(1, len(self.open.rows))))
+        self.open = None
+
     @precondition(lambda self: self.open is not None)
     @rule()
     def fault(self) -> None:
@@ -71,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open = None
 
     @precondition(lambda self: self.open is None)
-    @rule(steps=st.integers(1, 20))
+    @rule(steps=st.integers(5, 40))
     def run_on(self, steps) -> None:
         for _ in range(steps):
             if self.engine.step() is None:
@@ -123,8 +137,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
+        if hasattr(self, "engine"):
+            try:
+                self.finish()
+            finally:
+                pressure.HORIZON = self.horizon
+
+    def finish(self) -> None:
         engine = self.engine
         if self.open is not None:
             engine.commit(self.open)
@@ -144,7 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

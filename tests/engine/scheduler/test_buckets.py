@@ -1,0 +1,124 @@
+"""Bucketed admission, kept for comparison, against ragged: the effective batch of each rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from arc.engine.scheduler.buckets import COALESCE
+from arc.engine.scheduler.pages import PageManager
+from arc.engine.scheduler.scheduler import Scheduler
+from arc.engine.scheduler.types import SchedulerConfig, Step
+from arc.engine.sequence import Request, SamplingParams, Status, WaitReason, sequence_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .toy_engine import ToyEngine
+
+# (B, D, sequences run a step bucketed, and ragged)
+TABLE = [(8, 8, 1, 8), (32, 8, 4, 32), (32, 32, 1, 32), (128, 32, 4, 128), (128, 128, 1, 128), (1, 1, 1, 1)]
+
+
+def step_of(scheduler: Scheduler) -> Step:
+    step = scheduler.schedule(0.0)
+    assert step is not None
+    scheduler.commit(step, [(1,) for row in step.rows if row.samples])
+    return step
+
+
+def decoding(policy: str, lengths: list[int], **flags: Any) -> Scheduler:
+    """Sequences of exactly these KV lengths, prefilled side by side, about to decode under `policy`."""
+    config = SchedulerConfig(max_running=256, max_step_tokens=10**7, prefill_chunk=10**7, prefix_cache=False)
+    scheduler = Scheduler(PageManager(sum(length // 64 + 9 for length in lengths), 64), config)
+    for i, length in enumerate(lengths):
+        params = SamplingParams(max_tokens=10**6)
+        scheduler.add(sequence_of(i, Request(id=str(i), prompt=(0,) * length, params=params)))
+    assert len(step_of(scheduler).rows) == len(lengths)
+    scheduler.configure(replace(config, admission=policy, **flags))  # pyright: ignore[reportArgumentType]
+    return scheduler
+
+
+@pytest.mark.parametrize(("batch", "distinct", "bucketed", "ragged"), TABLE)
+@pytest.mark.parametrize("arrival", ["ascending", "descending", "dealt"])
+def test_effective_batch_is_b_over_d_and_ragged_runs_all(
+    batch: int, distinct: int, bucketed: int, ragged: int, arrival: str
+) -> None:
+    lengths = [COALESCE * (1 + i % distinct) for i in range(batch)]
+    if arrival != "dealt":
+        lengths.sort(reverse=arrival == "descending")
+    for policy, expected in (("bucketed", bucketed), ("ragged", ragged)):
+        scheduler = decoding(policy, lengths)
+        effective = [step_of(scheduler).decode_rows for _ in range(4 * distinct + 3)]
+        assert effective == [expected] * len(effective)
+        assert scheduler.running_count == batch
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32, 128])
+def test_uniform_lengths_are_equal_under_both_rules(batch: int) -> None:
+    for policy in ("bucketed", "ragged"):
+        scheduler = decoding(policy, [512] * batch)
+        assert [step_of(scheduler).decode_rows for _ in range(70)] == [batch] * 70
+
+
+@pytest.mark.parametrize(("gap", "together"), [(COALESCE - 1, True), (COALESCE, False)])
+def test_two_buckets_within_64_tokens_run_together(gap: int, together: bool) -> None:
+    scheduler = decoding("bucketed", [200, 200, 200 + gap])
+    effective = [step_of(scheduler).decode_rows for _ in range(6)]
+    assert effective == ([3] * 6 if together else [1, 2] * 3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 700), min_size=1, max_size=24))
+def test_no_bucket_starves(lengths: list[int]) -> None:
+    scheduler = decoding("bucketed", lengths)
+    seen = dict.fromkeys(range(len(lengths)), 0)
+    for index in range(1, 5 * len(lengths)):
+        step = step_of(scheduler)
+        starts = [row.start for row in step.rows]
+        assert max(starts) - min(starts) < COALESCE
+        for row in step.rows:
+            seen[row.seq.number] = index
+        assert all(index - last <= len(lengths) for last in seen.values())
+        for seq in scheduler.running:
+            assert seq.wait_reason is (None if seen[seq.number] == index else WaitReason.BUCKET)
+
+
+def test_losers_that_are_preempted_give_their_pages_and_are_prefilled_again() -> None:
+    scheduler = decoding("bucketed", [100, 300, 500], bucket_losers="preempt")
+    step = step_of(scheduler)
+    assert [row.seq.number for row in step.rows] == [2]
+    assert {seq.number for seq in step.preempted} == {0, 1} and not step.admitted
+    assert scheduler.waiting_by_reason() == {WaitReason.BUCKET: 2}
+    assert scheduler.pages.used == len(step.rows[0].seq.pages)
+    step = step_of(scheduler)
+    assert {seq.number for seq in step.admitted} == {0, 1}
+    assert step.recomputed_tokens == 100 + 300
+    assert step.prompt_tokens == 101 + 301
+
+
+@pytest.mark.parametrize("losers", ["wait", "preempt"])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_bucketed_work_comes_to_its_end_with_the_same_tokens(losers: str, prefix: bool) -> None:
+    engine = ToyEngine(
+        80,
+        16,
+        max_running=8,
+        max_step_tokens=64,
+        admission="bucketed",
+        bucket_losers=losers,
+        prefix_cache=prefix,
+    )
+    for i in range(12):
+        engine.add(5 + 70 * (i % 3), 6 + i)
+    engine.run(4000)
+    assert len(engine.finished) == 12 and all(seq.status is Status.FINISHED for seq in engine.sequences)
+    assert (engine.preemptions > 0) == (losers == "preempt")
+
+
+def test_ragged_never_preempts_a_loser() -> None:
+    engine = ToyEngine(80, 16, max_running=8, max_step_tokens=64, bucket_losers="preempt")
+    for i in range(12):
+        engine.add(5 + 70 * (i % 3), 6 + i)
+    engine.run()
+    assert engine.preemptions == 0
