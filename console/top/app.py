@@ -81,7 +81,7 @@ class Console(App[None]):
         self.keymap = dict(keymap or {})
         self.store = store or Store()
         self.clock = clock
-        self.calls = EngineCalls(options.path, self._back)
+        self.calls = EngineCalls(options.path, options.viewer, self._back)
         self.main = Main(self)
         self._reader = (
             None if store else Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)

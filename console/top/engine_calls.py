@@ -18,10 +18,11 @@ Done = Callable[[T | Failure], None]
 
 
 class EngineCalls:
-    """`back` brings an answer to the screen's own thread."""
+    """`back` brings an answer to the screen's own thread. As a viewer all of them are refused, by the engine itself."""
 
-    def __init__(self, path: Path, back: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, path: Path, viewer: bool, back: Callable[[Callable[[], None]], None]) -> None:
         self._path = path
+        self._viewer = viewer
         self._back = back
 
     def patch(self, patch: p.FlagsPatch, done: Done[p.Applied]) -> None:
@@ -41,7 +42,7 @@ class EngineCalls:
         def run() -> None:
             answer: T | Failure
             try:
-                with Client(self._path) as client:
+                with Client(self._path, viewer=self._viewer) as client:
                     answer = ask(client)
             except Failure as failure:
                 answer = failure

@@ -73,6 +73,7 @@ class Table(Generic[R]):
         self._has_cursor = has_cursor
         self._follows_end = follows_end
         self._at_end = follows_end
+        self._last_place = 0  # where the cursor was seen last
         self._top = 0
         self._height = 1
         self._arranged: tuple[Any, ...] = ()
@@ -120,7 +121,7 @@ class Table(Generic[R]):
             if self._key(row) == self.cursor:
                 self._last_place = index
                 return index
-        return max(0, min(getattr(self, "_last_place", 0), len(self.shown) - 1))
+        return max(0, min(self._last_place, len(self.shown) - 1))
 
     @property
     def chosen(self) -> R | None:

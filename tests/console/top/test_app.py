@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arc.console.client import Refused
 from arc.console.top.app import Console, Options, Palette
 from arc.console.top.apply import Apply
 from arc.console.top.canvas import Canvas
@@ -283,7 +284,7 @@ async def attached(engine: Engine, pilot: Pilot[None], app: Console) -> None:
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
-    for _ in range(400):
+    for _ in range(1500):
         if condition():
             return
         await pilot.pause(0.02)
@@ -333,6 +334,17 @@ async def test_edits_are_tried_applied_for_a_reason_and_undone(engine: Engine) -
         await until(pilot, lambda: app.screen is app.main)
         await press(pilot, "z")
         assert any("nothing that could be undone" in each for each in toasts(app))
+
+
+async def test_a_read_only_console_is_refused_by_the_engine_too(engine: Engine) -> None:
+    app = live(engine, viewer=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await attached(engine, pilot, app)
+        done: list[Any] = []
+        app.calls.patch(p.FlagsPatch(changes={"sched.max_waiting": 9}), done.append)
+        await until(pilot, lambda: done)
+        assert isinstance(done[0], Refused) and done[0].status == 403
+        assert "viewer" in lines(app, "head")[0]
 
 
 async def test_a_refusal_names_each_flag_and_keeps_the_edits(engine: Engine) -> None:
