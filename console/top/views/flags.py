@@ -102,6 +102,7 @@ class Flags(View):
         """The newest flags, whether or not this view is in sight. Edits that somebody else made real are none."""
         if flags is not None and flags.flags is not self._rows:
             self._rows = flags.flags
+            self._table.arrange(self._rows)  # what is chosen is the newest too, before it is drawn
             for row in self._rows:
                 if self.edits.get(row.name) == row.value:
                     del self.edits[row.name]

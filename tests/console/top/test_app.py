@@ -292,7 +292,7 @@ async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
 
 
 def live(engine: Engine, **options: Any) -> Console:
-    return Console(Options(engine.path, hz=20.0, **options))
+    return Console(Options(engine.path, **options))
 
 
 async def edit(pilot: Pilot[None], app: Console, flag: str, value: str) -> None:
