@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -93,10 +94,16 @@ def attach(ask: Client, store: Store) -> p.Hello:
     store.attached(hello, ask.get("/v1/history", p.History), events, time.time())
     store.put(
         flags=ask.get("/v1/flags", p.Flags),
-        spans=ask.get("/v1/spans", p.Unavailable).na,
-        allocator=ask.get("/v1/allocator", p.Unavailable).na,
+        spans=_why_not(ask, "/v1/spans"),
+        allocator=_why_not(ask, "/v1/allocator"),
     )
     return hello
+
+
+def _why_not(ask: Client, path: str) -> str:
+    """Why an instrument is not there. One that is there is more than this console can show."""
+    answer: dict[str, Any] = msgspec.json.decode(ask.raw("GET", path), type=dict)
+    return answer.get("na", "this console cannot show it yet")
 
 
 class _Session:

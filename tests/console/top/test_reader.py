@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from arc.console.client import Client
 from arc.console.top import once
-from arc.console.top.reader import Reader
+from arc.console.top.reader import Reader, attach
 from arc.console.top.store import Store
 from arc.engine.control import protocol as p
 
@@ -99,6 +99,23 @@ def test_one_screen_as_text_and_as_data(engine: Engine) -> None:
     data = json.loads(once.data(engine.path))
     assert data["snapshot"]["running"] == 1 and data["snapshot"]["sequences"][0]["id"] == "long"
     assert {"hello", "flags", "memory", "host", "events"} <= set(data)
+
+
+def test_an_engine_with_instruments_is_attached_all_the_same(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer engine answers with more than a reason."""
+    plain = Client.raw
+    monkeypatch.setattr(
+        Client, "raw", lambda self, method, path, *rest, **query: (
+            b'{"spans": [], "window": 3}' if path == "/v1/spans" else plain(self, method, path, *rest, **query)
+        ),
+    )  # fmt: skip
+    store = Store()
+    with Client(engine.path) as client:
+        attach(client, store)
+    assert store.picture.spans == "this console cannot show it yet"
+    assert store.picture.allocator == "this engine has no allocator instrument yet"
 
 
 def test_what_is_no_engine_is_not_attached(tmp_path: Path) -> None:
