@@ -91,7 +91,8 @@ def test_a_viewer_is_one_to_the_engine(engine: Engine) -> None:
 
 def test_one_screen_as_text_and_as_data(engine: Engine) -> None:
     engine.engine.submit(1_000_000, "long")
-    until(lambda: engine.engine.counters.running == 1)
+    with Client(engine.path) as client:  # until it is published, which a read does not wait long for
+        until(lambda: client.get("/v1/snapshot", p.Snapshot).running == 1)
     lines = once.screen(engine.path, 0, (80, 24), False).splitlines()
     assert lines[0].startswith(" arc  sim  sim-1M") and len(lines) == 23
     assert any(line.startswith(" running        1") for line in lines)
