@@ -344,7 +344,7 @@ async def test_a_read_only_console_is_refused_by_the_engine_too(engine: Engine) 
         app.calls.patch(p.FlagsPatch(changes={"sched.max_waiting": 9}), done.append)
         await until(pilot, lambda: done)
         assert isinstance(done[0], Refused) and done[0].status == 403
-        assert "viewer" in lines(app, "head")[0]
+        await until(pilot, lambda: "viewer" in lines(app, "head")[0])
 
 
 async def test_a_refusal_names_each_flag_and_keeps_the_edits(engine: Engine) -> None:
