@@ -88,10 +88,11 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Client:
-    """One connection to one engine. Not thread-safe."""
+    """One connection to one engine. Not thread-safe. As a viewer it gives up its right to change anything."""
 
-    def __init__(self, path: Path, *, timeout: float = _ANSWER_TIMEOUT) -> None:
+    def __init__(self, path: Path, *, timeout: float = _ANSWER_TIMEOUT, viewer: bool = False) -> None:
         self.path = path
+        self._headers = {p.ROLE_HEADER: "viewer"} if viewer else {}
         self._connection = _UnixConnection(path, timeout)
 
     def __enter__(self) -> Client:
@@ -128,7 +129,7 @@ class Client:
     ) -> bytes:
         """The answer's body as it came. Raises Refused when the engine says no, NoEngine when it does not answer."""
         with self._failures():
-            self._connection.request(method, _target(path, query), body=body)
+            self._connection.request(method, _target(path, query), body=body, headers=self._headers)
             response = self._connection.getresponse()
             content = response.read()
         if response.status != 200:
@@ -138,7 +139,7 @@ class Client:
     def stream(self, **query: Any) -> Iterator[StreamEvent]:
         """Server-sent events up to `bye`; NoEngine when they break off. The connection is then used up."""
         with self._failures():
-            self._connection.request("GET", _target("/v1/stream", query))
+            self._connection.request("GET", _target("/v1/stream", query), headers=self._headers)
             response = self._connection.getresponse()
             if response.status != 200:
                 raise _refused(response.status, response.read())

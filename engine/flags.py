@@ -198,7 +198,7 @@ _DECLARED: tuple[Flag, ...] = (
     ),
     Flag(
         "cpu.threads", "int", "auto",
-        "threads that compute on the CPU; auto is the number of cores this process may use",
+        "threads that compute on the CPU; auto leaves one of this process's cores to the API and the control socket",
         RESTART, unit="threads", low=1, high=1024, words=("auto",),
     ),
     # the HTTP API

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 import msgspec
 
-from ...engine.config import Problem, profile_files, read_toml
 from ...engine.control import protocol as p
-from ...engine.flags import FLAGS, FlagError, Reach, Value, check, did_you_mean, lookup, show
+from ...engine.flags import FLAGS, Reach, Value, show
 from ...engine.options import complete_profile
 from .. import shown
 from ..client import connect
 from ..durations import Duration
 from ..engine_option import complete_flag, engine_option, json_option, print_json, why_option
-from ..exits import Failure
+from ..profile_values import profile_values
 
 for_option = click.option(
     "--for",
@@ -83,7 +80,7 @@ def apply(
 
     Profiles are searched in ./profiles, then among the shipped ones.
     """
-    wanted = _profile_values(profile)
+    wanted = profile_values(profile)
     with connect(engine) as client:
         now = {flag.name: flag.value for flag in client.get("/v1/flags", p.Flags).flags}
         differing = {name: value for name, value in wanted.items() if now.get(name) != value}
@@ -133,26 +130,6 @@ def _assigned(assignments: tuple[str, ...]) -> dict[str, Value]:
             raise click.BadParameter(f"{name} is given twice")
         changes[name] = text
     return changes
-
-
-def _profile_values(profile: str) -> dict[str, Value]:
-    files = profile_files(Path.cwd())
-    path = files.get(profile)
-    if path is None:
-        hint = did_you_mean(profile, files) or f"; there are {', '.join(files) or 'none'}"
-        raise Failure(f"there is no profile {profile!r}{hint}")
-    entries, problems = read_toml(path, str(path))
-    values: dict[str, Value] = {}
-    for entry in entries:
-        if entry.path == ("description",) or entry.value == {}:  # an empty table sets nothing
-            continue
-        try:
-            values[entry.name] = check(lookup(entry.name), entry.value)
-        except FlagError as error:
-            problems.append(Problem(f"{path}:{entry.line}", error.message))
-    if problems:
-        raise Failure("\n".join(["the profile cannot be applied:", *map(str, problems)]))
-    return values
 
 
 def _known(values: dict[str, Value], name: str) -> str:

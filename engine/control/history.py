@@ -10,12 +10,12 @@ import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from ..telemetry.records import SECONDS, Counters, Histogram, StepRecord
-from .protocol import NA, Interval, Percentiles, Sample
+from .protocol import Interval, Percentiles, Sample
 
 TICK = 0.1  # seconds between readings
 PER_SECOND = 10
@@ -48,6 +48,7 @@ class Reading:
     at: float  # time.monotonic()
     steps: int
     rows: int
+    admitted: int
     step_seconds: float
     forward_seconds: float
     counted: dict[str, int]
@@ -64,6 +65,7 @@ class Reader:
         self._seen = -1  # index of the last step added up
         self._steps = 0
         self._rows = 0
+        self._admitted = 0
         self._step_seconds = 0.0
         self._forward_seconds = 0.0
 
@@ -74,6 +76,7 @@ class Reader:
             at=time.monotonic(),
             steps=self._steps,
             rows=self._rows,
+            admitted=self._admitted,
             step_seconds=self._step_seconds,
             forward_seconds=self._forward_seconds,
             counted={name: getattr(counters, name) for name in _COUNTED},
@@ -90,6 +93,7 @@ class Reader:
         for record in islice(records, fresh, None):
             self._steps += 1
             self._rows += record.rows
+            self._admitted += record.admitted
             self._step_seconds += record.wall
             self._forward_seconds += record.forward
         self._seen = records[-1].index
@@ -105,34 +109,18 @@ def interval(start: Reading, end: Reading) -> Interval:
     for name, counts in end.buckets.items():
         between = [now - before for now, before in zip(counts, start.buckets[name], strict=True)]
         if any(between):
-            latency[name] = percentiles(between)
+            latency[name] = Percentiles.of(between, SECONDS)
     return Interval(
         seconds=end.at - start.at,
         steps=end.steps - start.steps,
         rows=end.rows - start.rows,
+        admitted=end.admitted - start.admitted,
         step_seconds=end.step_seconds - start.step_seconds,
         forward_seconds=end.forward_seconds - start.forward_seconds,
         finished={name: count - start.finished[name] for name, count in end.finished.items()},
         latency=latency,
         **{name: end.counted[name] - start.counted[name] for name in _COUNTED},
     )
-
-
-def percentiles(counts: Sequence[int], bounds: Sequence[float] = SECONDS) -> Percentiles:
-    """Percentiles of a histogram by linear interpolation inside the bucket. `counts` has one more than `bounds`."""
-    total = sum(counts)
-    assert total > 0 and len(counts) == len(bounds) + 1
-    return Percentiles(total, *(_percentile(counts, bounds, total * share) for share in (0.5, 0.95, 0.99)))
-
-
-def _percentile(counts: Sequence[int], bounds: Sequence[float], rank: float) -> float | NA:
-    below = 0
-    for index, count in enumerate(counts[:-1]):
-        if count and below + count >= rank:
-            low = bounds[index - 1] if index else 0.0
-            return low + (bounds[index] - low) * (rank - below) / count
-        below += count
-    return NA(f"above {bounds[-1]:g} s, the last bucket's bound")
 
 
 class History:
@@ -202,6 +190,7 @@ def _sample(start: Reading, end: Reading, counters: Counters) -> Sample:
         pages_free=counters.pages_free,
         steps=end.steps - start.steps,
         rows=end.rows - start.rows,
+        admitted=end.admitted - start.admitted,
         step_seconds=end.step_seconds - start.step_seconds,
         forward_seconds=end.forward_seconds - start.forward_seconds,
         prompt_tokens=counted["prompt_tokens"] - then["prompt_tokens"],

@@ -9,6 +9,7 @@ Units: times of day are time.time() seconds, durations and ages seconds, memory 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -179,6 +180,23 @@ class Percentiles(msgspec.Struct, frozen=True):
     p95: float | NA
     p99: float | NA
 
+    @classmethod
+    def of(cls, counts: Sequence[int], bounds: Sequence[float]) -> Percentiles:
+        """By linear interpolation inside the bucket. `counts` has one more than `bounds`: what lies past the last."""
+        total = sum(counts)
+        assert total > 0 and len(counts) == len(bounds) + 1
+        return cls(total, *(_percentile(counts, bounds, total * share) for share in (0.5, 0.95, 0.99)))
+
+
+def _percentile(counts: Sequence[int], bounds: Sequence[float], rank: float) -> float | NA:
+    below = 0
+    for index, count in enumerate(counts[:-1]):
+        if count and below + count >= rank:
+            low = bounds[index - 1] if index else 0.0
+            return low + (bounds[index] - low) * (rank - below) / count
+        below += count
+    return NA(f"above {bounds[-1]:g} s, the last bucket's bound")
+
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """What happened in `seconds`. Counts, so that a reader forms its own rates and leaves out those without events."""
@@ -186,6 +204,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     steps: int
     rows: int  # rows of all forwards; rows / steps is the mean effective batch
+    admitted: int  # sequences that held KV, summed over the steps as rows are
     step_seconds: float  # wall time of those steps
     forward_seconds: float
     prompt_tokens: int
@@ -235,6 +254,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     pages_free: int
     steps: int
     rows: int
+    admitted: int
     step_seconds: float
     forward_seconds: float
     prompt_tokens: int

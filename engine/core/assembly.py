@@ -105,8 +105,10 @@ def assemble(
     Raises CheckpointError or WeightError for a folder that cannot be served, CapacityError when the memory does not
     hold what the settings ask for, KernelError or ValueError for a device or a backend that is not there.
     """
+    # A core that serves HTTP is a busy core, and beside one a second OpenMP thread slows each operation down: over HTTP
+    # on two cores, one thread gave 1.4 to 1.8 times the tokens of two (docs/performance.md).
     threads = settings.get_int_or_none("cpu.threads")
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
     folder = model_folder(settings)
     config = read_config(folder)
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)

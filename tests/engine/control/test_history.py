@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from arc.engine.control import history as h
-from arc.engine.control.protocol import NA
+from arc.engine.control.protocol import NA, Percentiles
 from arc.engine.sequence import FinishReason
 from arc.engine.telemetry.records import SECONDS, Counters, StepRecord
 from hypothesis import given
@@ -154,7 +154,7 @@ def test_percentiles_lie_in_the_bucket_of_the_true_ones(values: list[float]) -> 
     counts = [0] * (len(SECONDS) + 1)
     for value in values:
         counts[bucket_of(value)] += 1
-    found = h.percentiles(counts)
+    found = Percentiles.of(counts, SECONDS)
     assert found.count == len(values)
     ordered = sorted(values)
     for share, value in ((0.5, found.p50), (0.95, found.p95), (0.99, found.p99)):
@@ -171,5 +171,5 @@ def bucket_of(value: float) -> int:
 
 def test_past_the_last_bound_is_not_available_and_never_a_number() -> None:
     counts: list[Any] = [0] * len(SECONDS) + [3]
-    found = h.percentiles(counts)
+    found = Percentiles.of(counts, SECONDS)
     assert isinstance(found.p50, NA) and "2560" in found.p50.na

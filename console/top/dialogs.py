@@ -1,0 +1,113 @@
+"""The questions that the console asks. The way out has the focus: no answer is given by a key pressed too often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+T = TypeVar("T")
+
+_ESCAPE = Binding("escape", "leave", "back")
+
+
+class _Dialog(ModalScreen[T | None]):
+    BINDINGS = [_ESCAPE]  # noqa: RUF012  (Textual's own form)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
+class Confirm(_Dialog[bool]):
+    """Target, effect and who is affected; True for yes."""
+
+    def __init__(self, title: str, lines: Sequence[str], yes: str, no: str = "Keep it") -> None:
+        super().__init__()
+        self._title, self._lines, self._yes, self._no = title, lines, yes, no
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = Text(self._title)
+            yield Static(Text("\n".join(self._lines)))
+            with Horizontal(classes="buttons"):
+                yield Button(Text(self._no), id="no")
+                yield Button(Text(self._yes), id="yes", variant="error")
+
+    def on_mount(self) -> None:
+        self.query_one("#no", Button).focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")
+
+
+class Prompt(_Dialog[str]):
+    """One line of text. `wrong` says what is wrong with it, or nothing."""
+
+    def __init__(self, title: str, lines: Sequence[str], value: str, wrong: Callable[[str], str]) -> None:
+        super().__init__()
+        self._title, self._lines, self._value, self._wrong = title, lines, value, wrong
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = Text(self._title)
+            yield Static(Text("\n".join(self._lines)))
+            field = Input(self._value, id="text", select_on_focus=True)
+            field.cursor_blink = False
+            yield field
+            yield Static("", id="wrong")
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.query_one("#wrong", Static).update(Text(self._wrong(event.value)))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        if not self._wrong(event.value):
+            self.dismiss(event.value)
+
+
+class Choose(_Dialog[str]):
+    """One of a few."""
+
+    def __init__(
+        self, title: str, lines: Sequence[str], options: Sequence[tuple[str, str]], now: str = ""
+    ) -> None:
+        """`options` are the values and how each is written."""
+        super().__init__()
+        self._title, self._lines, self._options, self._now = title, lines, options, now
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as box:
+            box.border_title = Text(self._title)
+            if self._lines:
+                yield Static(Text("\n".join(self._lines)))
+            yield OptionList(*(Option(Text(text), id=value) for value, text in self._options))
+
+    def on_mount(self) -> None:
+        values = [value for value, _ in self._options]
+        options = self.query_one(OptionList)
+        options.focus()
+        options.highlighted = values.index(self._now) if self._now in values else 0
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option.id)
+
+
+class Page(_Dialog[None]):
+    """Text to read, such as the help."""
+
+    BINDINGS = [_ESCAPE, Binding("question_mark,q", "leave", "back")]  # noqa: RUF012
+
+    def __init__(self, title: str, text: Text) -> None:
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="dialog page") as box:
+            box.border_title = Text(self._title)
+            yield Static(self._text)

@@ -1,0 +1,59 @@
+"""The line in which a filter is written. Each right expression is in force as soon as it stands there."""
+
+from __future__ import annotations
+
+import re
+
+from textual import events
+from textual.message import Message
+from textual.widgets import Input
+
+from .table import Filter, parse_filter
+
+
+class FilterField(Input):
+    """Hidden until opened. Enter keeps the filter, Esc drops it."""
+
+    class ChangedTo(Message):
+        def __init__(self, filter_: Filter | None) -> None:
+            super().__init__()
+            self.filter = filter_
+
+    class Closed(Message):
+        def __init__(self, wrong: str) -> None:
+            super().__init__()
+            self.wrong = wrong  # what was written and is no regular expression
+
+    def __init__(self) -> None:
+        super().__init__(id="filter", placeholder="regular expression; ! in front shows the rest")
+        self.cursor_blink = False
+        self.can_focus = False  # a hidden field must not take the focus
+
+    def open(self, filter_: Filter | None) -> None:
+        self.value = filter_.text if filter_ else ""
+        self.display = self.can_focus = True
+        self.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        try:
+            self.post_message(self.ChangedTo(parse_filter(event.value)))
+        except re.error:  # while it is being typed: the last right one stays in force
+            self.add_class("wrong")
+        else:
+            self.remove_class("wrong")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._close(self.value if self.has_class("wrong") else "")
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "escape":
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.ChangedTo(None))
+            self._close("")
+
+    def _close(self, wrong: str) -> None:
+        self.display = self.can_focus = False
+        self.post_message(self.Closed(wrong))

@@ -1,0 +1,175 @@
+"""The lines that never scroll away: who is looked at and how it is, the views, and what needs the operator now."""
+
+from __future__ import annotations
+
+from ...engine.control import protocol as p
+from .. import shown
+from . import figures
+from .lines import Line, Piece, Role, clip, fit, spread, width_of
+from .scene import STALL, Scene
+
+_STATE: dict[str, tuple[str, Role]] = {
+    "serving": ("● serving", "good"),
+    "paused": ("◐ paused", "need"),
+    "draining": ("◐ draining", "need"),
+    "stalled": ("▲ stalled", "bad"),
+}
+
+
+def header(scene: Scene, width: int) -> Line:
+    """Least important first to go: the end stays whole, the model's details give way."""
+    hello, snapshot = scene.picture.hello, scene.picture.snapshot
+    if hello is None:
+        why = scene.picture.link.why
+        return fit([(" arc  ", "here"), ("attaching", "text"), (f"  {why}" if why else "", "dim")], width)
+    end: Line = [_state(scene)]
+    if snapshot is not None:
+        end.extend([(f" {shown.seconds(snapshot.uptime)}", "text")])
+        end.extend([("   " + hello.profile, "text"), _changed(len(snapshot.changed))])
+        end.extend([("   step ", "dim"), (f"{_step_age(scene):>6}", "text"), (" ago", "dim")])
+    if width >= 150:
+        end.extend([(f"   {hello.revision}", "dim"), ("   proof NA", "dim")])
+    end.extend([("   " + hello.role + " ", "need" if hello.role == "viewer" else "dim")])
+    start: Line = [(" arc ", "here"), (f" {shown.plain(hello.name)}", "text")]
+    start.extend([(f"  {shown.plain(hello.model)}", "text")])
+    details = f" · {hello.model_type} · {hello.device} {hello.dtype}"
+    if width_of(start) + len(details) + width_of(end) + 2 <= width:
+        start.append((details, "dim"))
+    return spread(start, [("  ", "text"), *end], width)
+
+
+def _state(scene: Scene) -> Piece:
+    if scene.stale:
+        return ("○ gone", "bad")
+    snapshot = scene.picture.snapshot
+    if snapshot is None:
+        return ("◌ attached", "dim")
+    return _STATE[snapshot.state]
+
+
+def _changed(count: int) -> Piece:
+    return (f" +{count}", "need") if count else (" +0", "dim")
+
+
+def _step_age(scene: Scene) -> str:
+    snapshot = scene.picture.snapshot
+    if snapshot is None or snapshot.step_age is None:
+        return figures.UNKNOWN
+    return shown.seconds(snapshot.step_age + silence(scene))
+
+
+def silence(scene: Scene) -> float:
+    """Seconds beyond what is usual since the engine was last heard; 0 while it speaks."""
+    heard = scene.picture.link.heard
+    since = scene.now - heard if heard is not None else 0.0
+    return since if since > 1.0 else 0.0
+
+
+def tabs(names: list[tuple[str, str]], current: int, scene: Scene, hz: float, width: int) -> Line:
+    """`names` are the full and the short name of each view."""
+    line: Line = [(" ", "text")]
+    short = width < 100
+    for index, (full, brief) in enumerate(names):
+        here = index == current
+        text = f"{index + 1} {brief if short and not here else full}"
+        line.append((f"[{text}]" if here else f" {text} ", "here" if here else "dim"))
+    window = f"  {figures.span(scene.span)}" + ("" if short else " window")
+    return spread(line, [_mode(scene, hz), (window, "dim"), ("  ? help ", "dim")], width)
+
+
+def tab_at(names: list[tuple[str, str]], current: int, width: int, x: int) -> int | None:
+    """The view whose tab is at column `x`."""
+    start = 1
+    for index, (full, brief) in enumerate(names):
+        length = len(f"{index + 1} {brief if width < 100 and index != current else full}") + 2
+        if start <= x < start + length:
+            return index
+        start += length
+    return None
+
+
+def _mode(scene: Scene, hz: float) -> Piece:
+    if scene.at is not None:
+        return (f"◀ {shown.seconds(max(0.0, scene.now - scene.at))} ago", "need")
+    if scene.frozen:
+        return ("◌ frozen", "need")
+    return (f"live {hz:g} Hz" if hz else "once", "dim")
+
+
+def alarms(scene: Scene) -> list[Line]:
+    """What is wrong, loud, worst first. Empty most of the time."""
+    picture = scene.picture
+    link, snapshot = picture.link, picture.snapshot
+    found: list[Line] = []
+    if link.state == "lost":
+        found.append(
+            [
+                (f" ○ engine gone since {shown.clock(link.since)} ", "bad"),
+                ("  last picture kept, looking for it again   ", "text"),
+                (shown.plain(link.why), "dim"),
+            ]
+        )
+        return found
+    if snapshot is None:
+        return found
+    quiet = silence(scene)
+    if quiet >= STALL:
+        text = f" ▲ NO WORD from the engine for {shown.seconds(quiet)} "
+        found.append([(text, "bad"), ("  its control thread does not answer", "text")])
+    elif (stalled := _no_step(scene, snapshot)) is not None:
+        found.append(stalled)
+    elif (wedged := _nothing_runs(snapshot)) is not None:
+        found.append(wedged)
+    if link.restarted is not None and scene.now - link.restarted < 60:
+        text = f" ▲ RESTARTED {shown.clock(link.restarted)} "
+        found.append([(text, "need"), ("  counters began anew", "text")])
+    return found
+
+
+def _no_step(scene: Scene, snapshot: p.Snapshot) -> Line | None:
+    """A step that lasts far longer than its like: five times the window's mean, and STALL at the least."""
+    mean = scene.totals.per_step(scene.totals.step_seconds) or 0.0
+    patience = max(STALL, 5 * mean)
+    if snapshot.step_open is not None and snapshot.step_open > patience:
+        lasting, what = snapshot.step_open, "open span: NA, there is no span instrument"
+    elif snapshot.running and snapshot.step_age is not None and snapshot.step_age > patience:
+        lasting, what = snapshot.step_age, "no step is open"
+    else:
+        return None
+    return [
+        (f" ▲ NO STEP for {shown.seconds(lasting)} ", "bad"),
+        (f"  {what}   {snapshot.running} running, {snapshot.waiting} waiting", "text"),
+    ]
+
+
+def _nothing_runs(snapshot: p.Snapshot) -> Line | None:
+    """A wedge: work waits, nothing is admitted, and nobody asked for that."""
+    idle = snapshot.step_age if snapshot.step_age is not None else snapshot.uptime
+    if snapshot.running or not snapshot.waiting or snapshot.state == "paused" or idle < STALL:
+        return None
+    pages = snapshot.pages
+    reasons = waiting(snapshot.waiting_by_reason)
+    return [
+        (f" ▲ NOTHING RUNS, {snapshot.waiting} wait: {reasons} ", "bad"),
+        (f"  pages held by prefix cache {pages.cached}, by running {pages.used}, free {pages.free}", "text"),
+        ("  → report `arc dump`", "dim"),
+    ]
+
+
+def waiting(reasons: dict[str, int]) -> str:
+    """5 running cap · 2 no pages"""
+    return " · ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+
+
+def footer(hints: list[tuple[str, str]], note: Line, width: int) -> Line:
+    """What the keys do, whole hints only, and at the right what the view has to say of itself."""
+    room = width - width_of(note) - 2
+    line: Line = [(" ", "text")]
+    used = 1
+    for key, what in hints:
+        length = len(key) + len(what) + 3
+        if used + length > room:
+            break
+        line.extend([(key, "here"), (f" {clip(what, 30)}  ", "dim")])
+        used += length
+    return spread(line, [*note, (" ", "text")] if note else [], width)

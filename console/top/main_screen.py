@@ -1,0 +1,420 @@
+"""The console's main screen: the views' home, its one tick, and what the keys do."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import Screen
+
+from ..exits import Failure
+from . import header
+from .canvas import Canvas
+from .changes import Changes
+from .dialogs import Page
+from .export import write
+from .filter_field import FilterField
+from .keys import BY_ID, KEYS
+from .lines import Line, fit
+from .scene import SPANS, Scene
+from .store import Picture
+from .toasts import Toasts
+from .views.catalogue import FLAGS, make_views
+from .views.flags import Flags
+from .views.view import View
+
+if TYPE_CHECKING:
+    from .app import Console
+
+LEAST = (80, 24)
+
+
+class Main(Screen[None]):
+    BINDINGS = [  # noqa: RUF012  (Textual's own form)
+        Binding(key.keys, key.action, key.what, id=key.id, show=False, key_display=key.shown) for key in KEYS
+    ]
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._owner = console
+        self._views: tuple[View, ...] = make_views()
+        self._current = console.options.view
+        self._span = 1  # index into SPANS
+        self._at: float | None = None
+        self._frozen: Picture | None = None
+        self._scene: Scene | None = None
+        self._toasts = Toasts()
+        self.changes = Changes(console, self)
+        self._drawn: tuple[int, float] = (-1, 0.0)
+        self.ticks = 0
+
+    # -- drawing --------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        plain = self._owner.ascii_text
+        yield Canvas(id="head", ascii_text=plain)
+        yield Canvas(id="alarms", ascii_text=plain)
+        yield Canvas(id="body", ascii_text=plain)
+        yield Canvas(id="foot", ascii_text=plain)
+        yield FilterField()
+
+    def on_mount(self) -> None:
+        self.dress()
+        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
+        self._tick()
+
+    def dress(self) -> None:
+        for canvas in self.query(Canvas):
+            canvas.dress(self._owner.styles_by_role)
+
+    def _tick(self) -> None:
+        """Armed again after its own work, so that slow ticks never pile up."""
+        self.ticks += 1
+        self.draw(only_if_new=True)
+        self.set_timer(1 / self._owner.hz, self._tick)
+
+    def draw(self, *, only_if_new: bool = False) -> None:
+        """One picture, in one batch. Without news the clock alone is drawn, once a second."""
+        now = self._owner.clock()
+        newest = self._owner.store.picture
+        for toast in self._toasts.fresh(newest):
+            self.notify(toast.text, title=toast.title, severity=toast.severity, markup=False)
+        picture = self._frozen or newest
+        if only_if_new and picture.number == self._drawn[0] and now - self._drawn[1] < 1.0:
+            return
+        self._drawn = (picture.number, now)
+        if self._frozen is not None:
+            now = picture.link.heard or now
+        scene = Scene(
+            picture, SPANS[self._span], self._at, now, self._owner.ascii_text, self._frozen is not None
+        ).carrying(self._scene)
+        self._scene = scene
+        width, height = self.size
+        with self.app.batch_update():
+            if width < LEAST[0] or height < LEAST[1]:
+                self._too_small(width, height)
+            else:
+                self._draw(scene, width, height)
+
+    def _draw(self, scene: Scene, width: int, height: int) -> None:
+        alarms = [fit(line, width) for line in header.alarms(scene)]
+        names = [(view.name, view.short) for view in self._views]
+        faded = scene.stale
+        self._canvas("head").show(
+            [header.header(scene, width), header.tabs(names, self._current, scene, self._owner.hz, width)]
+        )
+        self._height_of("head", 2)
+        self._height_of("alarms", len(alarms))
+        self._canvas("alarms").show(alarms)
+        self._height_of("foot", 1)
+        self._canvas("body").show(self.view.lines(scene, width, height - 3 - len(alarms)), faded=faded)
+        self._canvas("foot").show([header.footer(self._hints(), self._note(), width)])
+
+    def _too_small(self, width: int, height: int) -> None:
+        for name in ("head", "alarms", "foot"):
+            self._height_of(name, 0)
+        text = f"arc top needs {LEAST[0]}x{LEAST[1]}, this terminal is {width}x{height}"
+        body: list[Line] = [[(text[:width], "need")]]
+        snapshot = self._owner.store.picture.snapshot
+        if snapshot is not None:
+            body.append([(f"running {snapshot.running}  waiting {snapshot.waiting}"[:width], "text")])
+        self._canvas("body").show(body)
+
+    def _height_of(self, name: str, height: int) -> None:
+        """Sizes change only with what is shown, never in an ordinary tick."""
+        canvas = self._canvas(name)
+        if canvas.display != (height > 0) or (height and canvas.styles.height != height):
+            canvas.display = height > 0
+            canvas.styles.height = max(1, height)
+
+    def _canvas(self, name: str) -> Canvas:
+        return self.query_one(f"#{name}", Canvas)
+
+    def on_resize(self) -> None:
+        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
+        self.draw()
+
+    def _hints(self) -> list[tuple[str, str]]:
+        viewer, chosen = self._owner.viewer, self._owner.keymap
+        return [
+            (chosen.get(name, BY_ID[name].shown), word)
+            for name, word in self.view.hints
+            if not (viewer and BY_ID[name].changes_engine)
+        ]
+
+    def _note(self) -> Line:
+        if self.view.filter is not None:
+            return [(f"/{self.view.filter.text}/ ", "need"), (self.view.note(), "dim")]
+        return [(self.view.note(), "dim")]
+
+    @property
+    def view(self) -> View:
+        return self._views[self._current]
+
+    @property
+    def flags(self) -> Flags:
+        """The Flags view, with the newest flags whether or not it was drawn."""
+        view = self._views[FLAGS]
+        assert isinstance(view, Flags)
+        view.update(self._owner.store.picture.flags)
+        return view
+
+    # -- views ----------------------------------------------------------------------------------------------------
+
+    def go(self, index: int) -> None:
+        self._current = index % len(self._views)
+        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
+        self.draw()
+
+    def action_view(self, index: int) -> None:
+        self.go(index)
+
+    def action_view_next(self) -> None:
+        self.go(self._current + 1)
+
+    def action_view_previous(self) -> None:
+        self.go(self._current - 1)
+
+    def action_enter(self) -> None:
+        if isinstance(self.view, Flags):
+            self.action_edit()
+            return
+        target = self.view.enter()
+        if target is not None:
+            self.go([view.name for view in self._views].index(target))
+        self.draw()
+
+    def action_back(self) -> None:
+        """Out of the innermost thing: a detail, a filter, the freeze, the past."""
+        table = self.view.table
+        if self.view.back():
+            pass
+        elif table is not None and table.filter is not None:
+            table.filter = None
+        elif self._frozen is not None:
+            self._frozen = None
+        else:
+            self._at = None
+        self.draw()
+
+    def action_maximise(self) -> None:
+        if not self.view.maximise():
+            self.tell("this view has the whole place already")
+        self.draw()
+
+    def action_help(self) -> None:
+        self.app.push_screen(Page("Keys", self._help()))
+
+    def _help(self) -> Text:
+        text = Text()
+        for group in dict.fromkeys(key.group for key in KEYS):
+            text.append(f"{group}\n", "bold")
+            for key in KEYS:
+                if key.group == group:
+                    refused = "  (not for a viewer)" if key.changes_engine and self._owner.viewer else ""
+                    text.append(f"  {self._owner.keymap.get(key.id, key.shown):<8}", "bold")
+                    text.append(f" {key.what}{refused}\n")
+        text.append("\nEvery number is measured over the window named at the top right, which ends now or where you\n"
+                    "went back to. -- is unknown, NA cannot be had, 0 is a real zero.")  # fmt: skip
+        return text
+
+    def action_palette(self) -> None:
+        self.app.action_command_palette()
+
+    def action_quit(self) -> None:
+        self.app.exit()
+
+    # -- tables ---------------------------------------------------------------------------------------------------
+
+    def action_up(self) -> None:
+        self._move(-1)
+
+    def action_down(self) -> None:
+        self._move(1)
+
+    def _move(self, by: int) -> None:
+        if self.view.table:
+            self.view.table.move(by)
+        else:
+            self.view.step(by, self.size.width)
+        self.draw()
+
+    def action_page_up(self) -> None:
+        if self.view.table:
+            self.view.table.page(-1)
+        self.draw()
+
+    def action_page_down(self) -> None:
+        if self.view.table:
+            self.view.table.page(1)
+        self.draw()
+
+    def action_first(self) -> None:
+        if self.view.table:
+            self.view.table.go(0)
+        self.draw()
+
+    def action_last(self) -> None:
+        if self._at is not None:
+            self._at = None
+        elif self.view.table:
+            self.view.table.go(len(self.view.table.shown) - 1)
+        self.draw()
+
+    def action_sort_next(self) -> None:
+        self.view.step(1, self.size.width)
+        self.draw()
+
+    def action_sort_previous(self) -> None:
+        self.view.step(-1, self.size.width)
+        self.draw()
+
+    def action_sort_turn(self) -> None:
+        if self.view.table:
+            self.view.table.descending = not self.view.table.descending
+        self.draw()
+
+    def action_filter(self) -> None:
+        if self.view.table is None:
+            self.tell("this view has no table to filter")
+            return
+        self._canvas("foot").display = False
+        self.query_one(FilterField).open(self.view.filter)
+
+    def on_filter_field_changed_to(self, event: FilterField.ChangedTo) -> None:
+        if self.view.table:
+            self.view.table.filter = event.filter
+        self.draw()
+
+    def on_filter_field_closed(self, event: FilterField.Closed) -> None:
+        self._canvas("foot").display = True
+        self.set_focus(None)
+        if event.wrong:
+            self.tell(f"/{event.wrong}/ is no regular expression", "error")
+        self.draw()
+
+    # -- the mouse ------------------------------------------------------------------------------------------------
+
+    def on_click(self, event: events.Click) -> None:
+        x, y = int(event.screen_x), int(event.screen_y)
+        names = [(view.name, view.short) for view in self._views]
+        if y == 1:
+            tab = header.tab_at(names, self._current, self.size.width, x)
+            if tab is not None:
+                self.go(tab)
+            return
+        body = self._canvas("body").region
+        if body.contains(x, y):
+            self.view.click(x, y - body.y, self.size.width)
+            self.draw()
+
+    def on_mouse_scroll_down(self) -> None:
+        self._scroll(3)
+
+    def on_mouse_scroll_up(self) -> None:
+        self._scroll(-3)
+
+    def _scroll(self, by: int) -> None:
+        if self.view.table:
+            self.view.table.move(by)
+            self.draw()
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def action_freeze(self) -> None:
+        self._frozen = self._owner.store.picture if self._frozen is None else None
+        self.draw()
+
+    def action_history_back(self) -> None:
+        self._travel(-1)
+
+    def action_history_forward(self) -> None:
+        self._travel(1)
+
+    def _travel(self, steps: int) -> None:
+        """A tenth of the window at a time, a second at the least."""
+        scene = self._scene
+        if scene is None or not scene.picture.samples:
+            self.tell("there is no history yet")
+            return
+        samples = scene.picture.samples
+        at = scene.end + steps * max(1.0, scene.span / 10)
+        self._at = None if at >= samples[-1].time else max(at, samples[0].time)
+        self.draw()
+
+    def action_window_longer(self) -> None:
+        self._span = (self._span + 1) % len(SPANS)
+        self.draw()
+
+    def action_window_shorter(self) -> None:
+        self._span = (self._span - 1) % len(SPANS)
+        self.draw()
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def action_cancel(self) -> None:
+        self.changes.cancel()
+
+    def action_edit(self) -> None:
+        self.changes.edit()
+
+    def action_drop(self) -> None:
+        self.changes.drop()
+
+    def action_apply(self) -> None:
+        self.changes.apply()
+
+    def action_undo(self) -> None:
+        self.changes.undo()
+
+    def action_unset(self) -> None:
+        self.changes.unset()
+
+    def action_profile(self) -> None:
+        self.changes.profile()
+
+    def action_mark(self) -> None:
+        self.changes.mark()
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def action_export(self) -> None:
+        exported = self.view.export(self._scene) if self._scene else None
+        if exported is None:
+            self.tell("there is nothing to export here")
+            return
+        try:
+            path = write(exported, Path.cwd(), time.localtime(self._owner.clock()))
+        except Failure as failure:
+            self.tell(failure.message, failure)
+        else:
+            self.tell(f"written: {path}")
+
+    def action_copy(self) -> None:
+        text = self.view.copied(self._scene) if self._scene else ""
+        if text:
+            self.app.copy_to_clipboard(text)
+            self.tell(f"copied: {text}")
+        else:
+            self.tell("there is nothing to copy here")
+
+    def action_theme(self) -> None:
+        self._owner.next_theme()
+        self.dress()
+        self.draw()
+
+    def tell(self, text: str, how: object = None) -> None:
+        """A toast. `how` is a severity, or the failure that it is about."""
+        severity = (
+            "error"
+            if isinstance(how, Failure) or how == "error"
+            else "warning"
+            if how == "warning"
+            else "information"
+        )
+        self.notify(text, severity=severity, markup=False)

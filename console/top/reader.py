@@ -1,0 +1,134 @@
+"""The one thread that listens to the engine: it follows the stream and asks for what the stream does not carry.
+
+It never gives up: an engine that is gone is looked for until it is back, at the same socket.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...engine.control import protocol as p
+from ..client import Client, NoEngine, Refused, StreamEvent
+from .host import HostReader
+from .store import Store, last_number
+
+_PATIENCE = (
+    15.0  # seconds without any word, after which the connection counts as lost; heartbeats come every 5
+)
+_RETRY = 0.5
+_SAMPLES_EVERY = 1.0
+_MEMORY_EVERY = 5.0
+MOST_SEQUENCES = 20_000
+
+
+class Reader:
+    """Fills the store from the engine at `path`. `wants_sequences` may be changed at any time."""
+
+    def __init__(self, path: Path, store: Store, *, hz: float, viewer: bool) -> None:
+        self.wants_sequences = False
+        self._path = path
+        self._store = store
+        self._hz = hz
+        self._viewer = viewer
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="arc-reader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: the thread may be in a read, and ends at its next word."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                with self._client() as ask, self._client() as follow:
+                    self._follow(ask, follow)
+                why = "it went without a word: see `arc dump --post-mortem`"
+            except (NoEngine, Refused) as error:
+                why = error.message
+            except msgspec.DecodeError as error:
+                why = f"it does not speak this console's protocol {p.PROTOCOL}: {error}"
+            self._store.lost(why, time.time())
+            self._stopped.wait(_RETRY)
+
+    def _client(self) -> Client:
+        return Client(self._path, timeout=_PATIENCE, viewer=self._viewer)
+
+    def _follow(self, ask: Client, follow: Client) -> None:
+        hello = attach(ask, self._store)
+        session = _Session(ask, self._store, hello)
+        for message in follow.stream(hz=self._hz, since=last_number(self._store.picture.events)):
+            if self._stopped.is_set():
+                return
+            if message.event == "bye":
+                raise NoEngine(msgspec.json.decode(message.data, type=p.Bye).reason)
+            if self._take(message):
+                session.ask_what_is_due(self.wants_sequences)
+
+    def _take(self, message: StreamEvent) -> bool:
+        """Whether it was a snapshot."""
+        match message.event:
+            case "snapshot":
+                self._store.snapshot(msgspec.json.decode(message.data, type=p.Snapshot), time.time())
+                return True
+            case "event":
+                self._store.entry(msgspec.json.decode(message.data, type=p.Event))
+            case "gap":
+                self._store.entry(msgspec.json.decode(message.data, type=p.Gap))
+        return False
+
+
+def attach(ask: Client, store: Store) -> p.Hello:
+    """Everything that a first picture needs, except for the snapshot."""
+    hello = ask.get("/v1/hello", p.Hello)
+    known = store.picture
+    same = known.hello is not None and known.hello.started == hello.started
+    events = ask.get("/v1/events", p.Events, since=last_number(known.events) if same else 0, limit=4096)
+    store.attached(hello, ask.get("/v1/history", p.History), events, time.time())
+    store.put(
+        flags=ask.get("/v1/flags", p.Flags),
+        spans=_why_not(ask, "/v1/spans"),
+        allocator=_why_not(ask, "/v1/allocator"),
+    )
+    return hello
+
+
+def _why_not(ask: Client, path: str) -> str:
+    """Why an instrument is not there. One that is there is more than this console can show."""
+    answer: dict[str, Any] = msgspec.json.decode(ask.raw("GET", path), type=dict)
+    return answer.get("na", "this console cannot show it yet")
+
+
+class _Session:
+    """What is asked beside the stream, each at its own pace."""
+
+    def __init__(self, ask: Client, store: Store, hello: p.Hello) -> None:
+        self._ask = ask
+        self._store = store
+        self._host = HostReader(hello.pid, hello.device)
+        self._samples_due = self._memory_due = 0.0
+
+    def ask_what_is_due(self, sequences: bool) -> None:
+        store, now = self._store, time.monotonic()
+        if sequences:
+            store.put(sequences=self._ask.get("/v1/sequences", p.Sequences, limit=MOST_SEQUENCES))
+        if now >= self._samples_due:
+            self._samples_due = now + _SAMPLES_EVERY
+            samples = store.picture.samples
+            store.history(
+                self._ask.get("/v1/history", p.History, since=samples[-1].time if samples else None)
+            )
+            store.put(host=self._host.read())
+        if now >= self._memory_due:
+            self._memory_due = now + _MEMORY_EVERY
+            store.put(memory=self._ask.get("/v1/memory", p.Memory))
+        snapshot, flags = store.picture.snapshot, store.picture.flags
+        if snapshot is not None and (flags is None or flags.version != snapshot.config_version):
+            store.put(flags=self._ask.get("/v1/flags", p.Flags))

@@ -1,0 +1,206 @@
+"""One moment to draw: a picture, and the window of it that the views count over.
+
+Rates and percentiles, live or past, are worked out in one way: from the samples of one second that the engine keeps.
+All of a scene's numbers are over the same window, which ends at the newest sample or where the operator went back to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...engine.control import protocol as p
+from .store import Picture
+
+SPANS = (30.0, 60.0, 300.0, 900.0, 3600.0)
+LEAST_FIT = 0.8  # R2 under which a step's time is not told by its rows
+STALL = 3.0  # seconds without a step, while there is work, after which the console is loud
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What happened in the window: counts, and latencies merged from the samples' buckets."""
+
+    seconds: float
+    steps: int
+    rows: int
+    admitted: int
+    step_seconds: float
+    forward_seconds: float
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    faults: int
+    finished: int
+    latency: dict[str, p.Percentiles]
+
+    def count(self, number: int) -> int | None:
+        """Without samples nothing was counted: that is not zero."""
+        return number if self.seconds else None
+
+    def rate(self, number: int) -> float | None:
+        return number / self.seconds if self.seconds else None
+
+    def per_step(self, number: float) -> float | None:
+        return number / self.steps if self.steps else None
+
+
+def totals(samples: Sequence[p.Sample], bounds: Sequence[float]) -> Totals:
+    def add(name: str) -> int:
+        return sum(getattr(sample, name) for sample in samples)
+
+    return Totals(
+        seconds=sum(sample.seconds for sample in samples),
+        steps=add("steps"),
+        rows=add("rows"),
+        admitted=add("admitted"),
+        step_seconds=sum(sample.step_seconds for sample in samples),
+        forward_seconds=sum(sample.forward_seconds for sample in samples),
+        prompt_tokens=add("prompt_tokens"),
+        generation_tokens=add("generation_tokens"),
+        prefix_queries=add("prefix_queries"),
+        prefix_hits=add("prefix_hits"),
+        preemptions=add("preemptions"),
+        faults=add("faults"),
+        finished=add("finished"),
+        latency=latencies(samples, bounds),
+    )
+
+
+def latencies(samples: Sequence[p.Sample], bounds: Sequence[float]) -> dict[str, p.Percentiles]:
+    merged: dict[str, list[int]] = {}
+    for sample in samples:
+        for name, buckets in sample.buckets.items():
+            counts = merged.setdefault(name, [0] * (len(bounds) + 1))
+            for index, count in buckets.items():
+                counts[index] += count
+    return {name: p.Percentiles.of(counts, bounds) for name, counts in merged.items() if any(counts)}
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Seconds of a step as `base` + `per_row` x rows, by least squares; `fit` is R2."""
+
+    base: float
+    per_row: float
+    fit: float
+
+
+def step_model(samples: Sequence[p.Sample]) -> StepModel | None:
+    """From each sample's mean step, weighted by its steps. None where the rows hardly differ, or no line fits them."""
+    points = [(s.rows / s.steps, s.step_seconds / s.steps, s.steps) for s in samples if s.steps]
+    weight = sum(w for _, _, w in points)
+    if len(points) < 8:
+        return None
+    mean_x = sum(x * w for x, _, w in points) / weight
+    mean_y = sum(y * w for _, y, w in points) / weight
+    xx = sum(w * (x - mean_x) ** 2 for x, _, w in points)
+    xy = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points)
+    yy = sum(w * (y - mean_y) ** 2 for _, y, w in points)
+    if xx / weight < 1.0 or yy == 0:
+        return None
+    slope, fit = xy / xx, xy * xy / (xx * yy)
+    base = mean_y - slope * mean_x
+    return StepModel(base, slope, fit) if base >= 0 and slope >= 0 and fit >= LEAST_FIT else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The state at one moment. Live it is the newest snapshot's, in the past a sample's: that has no reasons."""
+
+    running: int
+    waiting: int
+    reasons: dict[str, int] | None
+    effective: float | None
+    used: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    picture: Picture
+    span: float
+    at: float | None  # time.time() that the operator went back to; None: live
+    now: float  # time.time()
+    ascii_dots: bool = False
+    frozen: bool = False
+
+    @property
+    def end(self) -> float:
+        """Where the window ends."""
+        if self.at is not None:
+            return self.at
+        samples = self.picture.samples
+        return samples[-1].time if samples else self.now
+
+    @cached_property
+    def window(self) -> tuple[p.Sample, ...]:
+        return between(self.picture.samples, self.end - self.span, self.end)
+
+    @cached_property
+    def totals(self) -> Totals:
+        return totals(self.window, self.picture.bounds)
+
+    @cached_property
+    def model(self) -> StepModel | None:
+        return step_model(self.window)
+
+    @cached_property
+    def gauges(self) -> Gauges | None:
+        if self.at is not None:
+            if not self.window:
+                return None
+            sample = self.window[-1]
+            effective = sample.rows / sample.steps if sample.steps else None
+            return Gauges(
+                sample.running, sample.waiting, None, effective,
+                sample.pages_used, sample.pages_cached, sample.pages_free,
+            )  # fmt: skip
+        snapshot = self.picture.snapshot
+        if snapshot is None:
+            return None
+        pages = snapshot.pages
+        return Gauges(
+            snapshot.running, snapshot.waiting, snapshot.waiting_by_reason, float(snapshot.effective_batch),
+            pages.used, pages.cached, pages.free,
+        )  # fmt: skip
+
+    @property
+    def stale(self) -> bool:
+        """What is shown is no longer what is."""
+        return self.picture.link.state == "lost"
+
+    @property
+    def changes(self) -> list[p.Event]:
+        """What may have changed the curves, in the window: flags, marks and the like."""
+        kinds = ("flags", "reverted", "mark", "reset", "drain")
+        start = self.end - self.span
+        return [
+            event
+            for event in self.picture.events
+            if isinstance(event, p.Event) and event.kind in kinds and start < event.time <= self.end
+        ]
+
+    def carrying(self, before: Scene | None) -> Scene:
+        """This scene, with what need not be added up again: the samples change once a second, the screen more often."""
+        if before is not None and before.window_key == self.window_key:
+            for name in ("window", "totals", "model"):
+                if name in before.__dict__:
+                    self.__dict__[name] = before.__dict__[name]
+        return self
+
+    @property
+    def window_key(self) -> tuple[int, float, float]:
+        return (id(self.picture.samples), self.end, self.span)
+
+
+def between(samples: tuple[p.Sample, ...], start: float, end: float) -> tuple[p.Sample, ...]:
+    """The samples that ended in (start, end]."""
+    first = bisect_right(samples, start, key=lambda sample: sample.time)
+    last = bisect_right(samples, end, key=lambda sample: sample.time)
+    return samples[first:last]

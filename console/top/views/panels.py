@@ -1,0 +1,390 @@
+"""The Overview's panels: each draws one subject of a scene into a width and a height."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ....engine.control import protocol as p
+from ... import shown
+from .. import figures, plots
+from ..header import waiting
+from ..host import Card
+from ..lines import Line, Piece, Role, clip, fit, left, spread, width_of
+from ..scene import Scene, latencies
+from .events import entry_line
+from .sequences import make_table
+
+Samples = Sequence[p.Sample]
+Panel = Callable[[Scene, int, int], list[Line]]
+
+_AXIS = 7  # cells for the numbers beside a plot
+
+
+def batch(scene: Scene, width: int, height: int) -> list[Line]:
+    gauges, totals = scene.gauges, scene.totals
+    running, queued, effective = (
+        (gauges.running, gauges.waiting, gauges.effective) if gauges else (None, None, None)
+    )
+    mean = totals.per_step(totals.rows)
+    lines: list[Line] = [
+        [*_field("running", figures.count(running, 7)), *_field("  waiting", figures.count(queued, 7))],
+        [
+            *_field("effective", figures.decimal(effective) if scene.at else figures.count(effective, 7)),
+            ("  mean ", "dim"), (figures.decimal(mean), "text"),
+            (" of ", "dim"), (figures.decimal(totals.per_step(totals.admitted)), "text"),
+        ],
+        spread([(" " + _reasons(scene), _urgency(scene))], [(_policy(scene) + " ", "dim")], width),
+    ]  # fmt: skip
+    legend: Line = [("⠒", "line"), (" admitted ", "dim"), ("⣿", "fill"), (" effective", "dim")]
+    if scene.ascii_dots:
+        legend = [("=", "line"), (" admitted ", "dim"), ("#", "fill"), (" effective", "dim")]
+    return [*lines, *_plot(scene, width, height - len(lines), _effective, _admitted, legend=legend)]
+
+
+def _reasons(scene: Scene) -> str:
+    gauges = scene.gauges
+    if gauges is None:
+        return figures.UNKNOWN
+    if gauges.reasons is None:
+        return "why they waited was not kept" if gauges.waiting else "nothing waited"
+    return waiting(gauges.reasons) if gauges.waiting else "nothing waits"
+
+
+def _urgency(scene: Scene) -> Role:
+    """To be queued until the next step is the way of things; any other reason to wait is worth a look."""
+    reasons = scene.gauges.reasons if scene.gauges else None
+    held = any(count for reason, count in (reasons or {}).items() if reason != "queued")
+    return "need" if held else "dim"
+
+
+def _policy(scene: Scene) -> str:
+    flags = scene.picture.flags
+    if flags is None or scene.at is not None:
+        return ""
+    return next((str(flag.value) for flag in flags.flags if flag.name == "admission.policy"), "")
+
+
+def rate(scene: Scene, width: int, height: int) -> list[Line]:
+    totals, model = scene.totals, scene.model
+    wall = totals.step_seconds
+    fit_text: Line = [(" step over rows ", "dim"), (figures.UNKNOWN, "text"), ("  no line fits", "dim")]
+    if model is not None:
+        base, slope = figures.milliseconds(model.base), figures.milliseconds(model.per_row)
+        fit_text = [
+            (" step = ", "dim"), (base, "text"), (" + ", "dim"), (slope, "text"), (" ms x rows", "dim"),
+            ("  R² ", "dim"), (f"{model.fit:.2f}", "text"),
+        ]  # fmt: skip
+    lines: list[Line] = [
+        [
+            *_field("output", figures.count(totals.rate(totals.generation_tokens), 7)),
+            *_field(" prompt", figures.count(totals.rate(totals.prompt_tokens), 7), " tok/s", wide=7),
+        ],
+        [
+            *_field("step", figures.milliseconds(totals.per_step(wall)), " ms"),
+            ("  forward ", "dim"),
+            (figures.whole_percent(totals.forward_seconds, wall).rjust(3), "text"),
+            (" %", "dim"),
+        ],
+        fit_text,
+    ]  # fmt: skip
+    legend: Line = [("output, tok/s", "dim")]
+    return [*lines, *_plot(scene, width, height - len(lines), _output, legend=legend)]
+
+
+_LATENCIES = (
+    ("first_token", "first token"),
+    ("between_tokens", "between tokens"),
+    ("queue", "queue"),
+    ("end_to_end", "end to end"),
+)
+
+
+def latency(scene: Scene, width: int, height: int) -> list[Line]:
+    lines: list[Line] = []
+    column = max(7, min(12, (width - 16) // 3))
+    for name, label in _LATENCIES:
+        found = scene.totals.latency.get(name)
+        line: Line = [(left(f" {label}", width - 3 * column - 1), "dim")]
+        for value in (found.p50, found.p95, found.p99) if found else (None, None, None):
+            line.append((_long(value, column).rjust(column), "text"))
+        lines.append(line)
+    rest = height - len(lines)
+    if rest < 4:
+        return lines
+    legend: Line = [("first token p95, ms", "dim")]
+    return [*lines, *_plot(scene, width, rest, _p95(scene, "first_token"), legend=legend)]
+
+
+def latency_tail(width: int) -> Line:
+    column = max(7, min(12, (width - 16) // 3))
+    return [(" ms ", "dim"), *((f" {name} ".rjust(column, "─"), "dim") for name in ("p50", "p95", "p99"))]
+
+
+def between_tokens(scene: Scene, width: int, height: int) -> list[Line]:
+    legend: Line = [("p95, ms", "dim")]
+    return _plot(scene, width, height, _p95(scene, "between_tokens"), legend=legend)
+
+
+def _long(value: float | p.NA | None, width: int) -> str:
+    if isinstance(value, p.NA):
+        return "NA"
+    return figures.milliseconds(value, width - 1)
+
+
+def cache(scene: Scene, width: int, height: int) -> list[Line]:
+    gauges, totals = scene.gauges, scene.totals
+    values = (gauges.used, gauges.cached, gauges.free) if gauges else (None, None, None)
+    line: Line = []
+    for label, value, glyph in zip(("used", "cached", "free"), values, "█▒░", strict=True):
+        if width >= 46:  # else the bar's parts are told by their order alone
+            line.append((f" {glyph}", "fill"))
+        line.extend([(f" {label} ", "dim"), (figures.count(value, 6).rjust(6), "text")])
+    lines = [line]
+    if gauges:
+        parts: list[tuple[float, str, Role]] = [
+            (gauges.used, "█", "fill"), (gauges.cached, "▒", "fill"), (gauges.free, "░", "dim"),
+        ]  # fmt: skip
+        lines.append([(" ", "text"), *plots.bar(parts, width - 2)])
+    else:
+        lines.append([])
+    lines.append(
+        [
+            *_field("prefix hit", figures.percent(totals.prefix_hits, totals.prefix_queries), " % of ", wide=10),
+            (figures.count(totals.count(totals.prefix_queries), 7), "text"), (" tokens", "dim"),
+        ]
+    )  # fmt: skip
+    faults: Role = "bad" if totals.faults else "text"
+    lines.append(
+        [
+            *_field("preempted", figures.count(totals.count(totals.preemptions), 7)),
+            ("  failed steps ", "dim"), (figures.count(totals.count(totals.faults), 5).rjust(5), faults),
+        ]
+    )  # fmt: skip
+    rest = height - len(lines)
+    if rest < 4:
+        return lines
+    legend: Line = [("⠒", "line"), (" all pages held ", "dim"), ("⣿", "fill"), (" by running", "dim")]
+    return [*lines, *_plot(scene, width, rest, _used, _held, legend=legend)]
+
+
+def cache_tail(scene: Scene) -> Line:
+    gauges = scene.gauges
+    if gauges is None:
+        return []
+    total = gauges.used + gauges.cached + gauges.free
+    return [(f" {figures.whole_percent(gauges.used + gauges.cached, total)} % held ", "dim")]
+
+
+def speculation(scene: Scene, width: int, height: int) -> list[Line]:
+    if scene.picture.hello is None:
+        return [[(f" {figures.UNKNOWN}", "text")]]
+    return [[(" NA", "text"), ("  not reported by this engine", "dim")]]
+
+
+def allocator(scene: Scene, width: int, height: int) -> list[Line]:
+    known = scene.picture.allocator
+    return (
+        [[(" NA", "text"), ("  not instrumented, see view 4", "dim")]]
+        if known
+        else [[(f" {figures.UNKNOWN}", "text")]]
+    )
+
+
+def host(scene: Scene, width: int, height: int) -> list[Line]:
+    seen, memory = scene.picture.host, scene.picture.memory
+    resident = memory.resident if memory else None
+    lines: list[Line] = []
+    if seen is None:
+        lines.append([*_field("cpu", figures.UNKNOWN), *_field("rss", figures.mebibytes(resident), " MiB")])
+        return lines
+    cpu = figures.UNKNOWN if isinstance(seen.cpu, p.NA) else f"{100 * seen.cpu:.0f}"
+    lines.append(
+        [
+            (" cpu ", "dim"), (cpu.rjust(5), "text"), (f" % of {100 * seen.cores}", "dim"),
+            ("   rss ", "dim"), (figures.mebibytes(resident).rjust(6), "text"), (" MiB", "dim"),
+        ]
+    )  # fmt: skip
+    card = seen.card
+    if isinstance(card, p.NA):
+        lines.append([(" GPU ", "dim"), ("NA", "text"), (f"  {card.na}", "dim")])
+    else:
+        lines += _card(card)
+    used, total = figures.mebibytes(seen.memory_used), figures.mebibytes(seen.memory_total)
+    lines.append([(" memory ", "dim"), (used, "text"), (" of ", "dim"), (total, "text"), (" MiB", "dim")])
+    for part in memory.parts if memory else ():
+        size = figures.UNKNOWN if isinstance(part.bytes, p.NA) else figures.decimal(part.bytes / 2**20)
+        why = f"  {part.bytes.na}" if isinstance(part.bytes, p.NA) else " MiB"
+        place = "" if part.place == "host" or width < 46 else f"  on {part.place}"
+        lines.append(
+            [("   " + left(part.component, 20), "dim"), (size.rjust(8), "text"), (why + place, "dim")]
+        )
+    return lines
+
+
+def _card(card: Card) -> list[Line]:
+    def show(value: float | p.NA) -> str:
+        return figures.UNKNOWN if isinstance(value, p.NA) else f"{value:.0f}"
+
+    slow: Piece = ("  throttling NA", "dim")
+    if not isinstance(card.throttled, p.NA):
+        slow = (f"  ▲ {card.throttled}" if card.throttled else "", "need")
+    return [
+        [
+            (" GPU ", "dim"), (show(card.utilisation).rjust(5), "text"), (" %  ", "dim"),
+            (figures.mebibytes(card.used), "text"), (" of ", "dim"), (figures.mebibytes(card.total), "text"),
+            (" MiB", "dim"),
+        ],
+        [
+            ("     ", "dim"), (show(card.watts).rjust(5), "text"), (" W  ", "dim"),
+            (show(card.celsius), "text"), (" °C", "dim"), slow,
+        ],
+    ]  # fmt: skip
+
+
+def events(scene: Scene, width: int, height: int) -> list[Line]:
+    entries = scene.picture.events
+    if scene.at is not None:
+        entries = tuple(each for each in entries if isinstance(each, p.Event) and each.time <= scene.end)
+    if not entries:
+        return [[("  none yet" if scene.picture.hello else f" {figures.UNKNOWN}", "dim")]]
+    return [entry_line(entry, width) for entry in reversed(entries[-height:])]
+
+
+def oldest(scene: Scene, width: int, height: int) -> list[Line]:
+    """The sequences that have been here longest: what is stuck stands on top."""
+    answer = scene.picture.sequences
+    if answer is None or scene.at is not None:
+        return [[(f" {figures.UNKNOWN}", "text")]]
+    table = make_table(has_cursor=False)
+    by_age = sorted(answer.sequences, key=lambda row: row.age, reverse=True)[:height]
+    return table.lines(by_age, width, height)
+
+
+def _field(label: str, value: str, unit: str = "", *, wide: int = 9) -> Line:
+    """A number in a place of its own, so that it grows to the left and nothing beside it moves."""
+    return [(" " + left(label, wide), "dim"), (value.rjust(7), "text"), (unit, "dim")]
+
+
+# -- plots ------------------------------------------------------------------------------------------------------------
+
+
+def _plot(
+    scene: Scene,
+    width: int,
+    height: int,
+    fill: Callable[[Samples], float | None],
+    line: Callable[[Samples], float | None] | None = None,
+    *,
+    legend: Line,
+) -> list[Line]:
+    """A row for the legend and the newest change's name, then the plot with the changes' marks on its axis."""
+    cells = width - _AXIS - 1
+    rows = height - 1
+    if rows < 2 or cells < 8:
+        return [fit([(" ", "text"), *legend], width)]
+    dots = cells if scene.ascii_dots else 2 * cells
+    filled = plots.columns(scene.window, scene.end, scene.span, dots, fill)
+    lined = plots.columns(scene.window, scene.end, scene.span, dots, line) if line else None
+    top = plots.top_of(filled, lined or ())
+    drawn = plots.plot(filled, lined, rows, top, ascii_dots=scene.ascii_dots)
+    marks = _marks(scene, cells)
+    known = any(value is not None for value in (*filled, *(lined or ())))
+    labels = {0: figures.decimal(top) if top < 10 and top % 1 else figures.count(top, 6), rows - 1: "0"}
+    lines = [_legend(legend, marks, cells)]
+    for row, pieces in enumerate(drawn):
+        lines.append(
+            [((labels.get(row, "") if known else "").rjust(_AXIS - 1) + " ", "dim"), *_through(pieces, marks)]
+        )
+    return lines
+
+
+def _marks(scene: Scene, cells: int) -> dict[int, p.Event]:
+    """Cell of the axis -> the newest change there."""
+    found: dict[int, p.Event] = {}
+    for event in scene.changes:
+        cell = plots.place(event.time, scene.end, scene.span, cells)
+        if cell is not None:
+            found[cell] = event
+    return found
+
+
+def _legend(legend: Line, marks: dict[int, p.Event], cells: int) -> Line:
+    """The legend, and over the newest change in the window its name; where there is no room for both, the name."""
+    start: Line = [(" " * _AXIS, "text")]
+    if not marks:
+        return [*start, *legend]
+    newest = max(marks)
+    name = _change_name(marks[newest])
+    room_left, room_right = newest, cells - newest - 1
+    at, mark = newest, f"▼ {clip(name, room_right - 1)}"
+    if room_right <= len(name) and (room_left > len(name) or room_left > room_right):
+        text = clip(name, max(0, room_left - 1))
+        at, mark = newest - len(text) - 1, f"{text} ▼"
+    before = legend if width_of(legend) < at else []
+    return [*start, *before, (" " * (at - width_of(before)), "text"), (mark, "mark")]
+
+
+def _change_name(event: p.Event) -> str:
+    changes = event.data.get("changes")
+    if isinstance(changes, dict) and changes:
+        parts = []
+        for name, change in changes.items():
+            old, new = (shown_value(change.get(side)) for side in ("old", "new"))
+            parts.append(f"{name.rpartition('.')[2]} {old}→{new}")
+        return ", ".join(parts)
+    return shown.plain(event.text)
+
+
+def shown_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def _through(pieces: list[Piece], marks: dict[int, p.Event]) -> Line:
+    """The plot's row with a dotted line down from each mark, where no dot of the plot is."""
+    if not marks:
+        return list(pieces)
+    line: Line = []
+    cell = 0
+    for text, role in pieces:
+        for letter in text:
+            empty = letter == " " and cell in marks
+            line.append(("┊", "mark") if empty else (letter, role))
+            cell += 1
+    return line
+
+
+def _effective(samples: Samples) -> float | None:
+    steps = sum(sample.steps for sample in samples)
+    return sum(sample.rows for sample in samples) / steps if steps else None
+
+
+def _admitted(samples: Samples) -> float | None:
+    steps = sum(sample.steps for sample in samples)
+    if not steps:  # a stall: what is admitted is known all the same
+        return sum(sample.running for sample in samples) / len(samples) or None
+    return sum(sample.admitted for sample in samples) / steps
+
+
+def _output(samples: Samples) -> float | None:
+    seconds = sum(sample.seconds for sample in samples)
+    return sum(sample.generation_tokens for sample in samples) / seconds if seconds else None
+
+
+def _used(samples: Samples) -> float | None:
+    return sum(sample.pages_used for sample in samples) / len(samples)
+
+
+def _held(samples: Samples) -> float | None:
+    return sum(sample.pages_used + sample.pages_cached for sample in samples) / len(samples)
+
+
+def _p95(scene: Scene, name: str) -> Callable[[Samples], float | None]:
+    bounds = scene.picture.bounds
+
+    def value(samples: Samples) -> float | None:
+        found = latencies(samples, bounds).get(name)
+        return 1000 * found.p95 if found and not isinstance(found.p95, p.NA) else None
+
+    return value

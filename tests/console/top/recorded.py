@@ -1,0 +1,76 @@
+"""What one engine said at one moment, recorded from a real one, as the console's picture of it.
+
+The engine ran the tiny checkpoint under a mixed load; its cap had been lowered for 40 seconds when this was recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from arc.console.top.host import Host
+from arc.console.top.lines import Line, text_of, width_of
+from arc.console.top.scene import SPANS, Scene
+from arc.console.top.store import Link, Picture
+from arc.engine.control import protocol as p
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "console"
+SIZES = ((80, 24), (120, 40), (200, 60))
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    time: float
+    hello: p.Hello
+    snapshot: p.Snapshot
+    sequences: p.Sequences
+    memory: p.Memory
+    history: p.History
+    events: p.Events
+    flags: p.Flags
+    spans: str
+    allocator: str
+
+
+@cache
+def recorded() -> Recorded:
+    return msgspec.json.decode((DATA / "recorded.json").read_bytes(), type=Recorded)
+
+
+@cache
+def picture() -> Picture:
+    read = recorded()
+    return Picture(
+        number=1,
+        link=Link("attached", read.time - 60, heard=read.time),
+        hello=read.hello,
+        snapshot=read.snapshot,
+        sequences=read.sequences,
+        samples=read.history.samples,
+        bounds=read.history.bounds,
+        events=read.events.events,
+        flags=read.flags,
+        memory=read.memory,
+        host=Host(0.87, 1.0, 2, 6_000 * 2**20, 24_106 * 2**20, p.NA("the engine runs on cpu")),
+        spans=read.spans,
+        allocator=read.allocator,
+    )
+
+
+def scene(*, at: float | None = None, span: float = SPANS[1], later: float = 0.0, **changes: Any) -> Scene:
+    """The recorded moment, `later` seconds after its last word, with parts of the picture replaced."""
+    return Scene(replace(picture(), **changes), span, at, recorded().time + later)
+
+
+def snapshot(**changes: Any) -> p.Snapshot:
+    return msgspec.structs.replace(recorded().snapshot, **changes)
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return [text_of(line).rstrip() for line in lines]
+
+
+def widths(lines: list[Line]) -> set[int]:
+    return {width_of(line) for line in lines}
