@@ -225,19 +225,11 @@ class Engine:
             index=self.steps,
             started=began,
             wall=wall,
-<<<<<<< HEAD
             schedule=schedule,
             forward=result.forward,
             sample=result.sample,
             publish=wall - schedule - result.forward - result.sample,
-            admitted=counters.running,
-=======
-            schedule=scheduled - began,
-            forward=forward,
-            sample=sample,
-            publish=wall - (scheduled - began) - forward - sample,
             admitted=counters.running + finished,  # those that ended in this step held KV in its forward
->>>>>>> top
             rows=len(step.rows),
             decode_rows=step.decode_rows,
             prompt_rows=len(step.rows) - step.decode_rows,
