@@ -113,7 +113,9 @@ def _bind(settings: Settings) -> tuple[socket.socket, Listening]:
 @contextmanager
 def loading_bar() -> Iterator[Callable[[int, int], None]]:
     """Shows bytes read of bytes to read while the model loads; silent where nobody looks."""
-    with tqdm(unit="B", unit_scale=True, desc="loading", file=sys.stderr, disable=None, leave=False) as bar:
+    with tqdm(
+        unit="B", unit_scale=True, desc="loading", file=sys.stderr, disable=None, leave=False, delay=0.5
+    ) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total

@@ -116,6 +116,10 @@ class LocalHandle:
     def health(self) -> Health:
         if self._dead is not None:
             return Health(ok=False, reason=f"the engine thread has ended: {self._dead}")
+        if self._draining:  # so that whoever spreads requests over engines sends no more here
+            return Health(
+                ok=False, reason="draining: it takes no new requests and stops when the last has ended"
+            )
         counters, settings = self.counters, self._settings()
         has_work = counters.running > 0 or (counters.waiting > 0 and not settings.get_bool("sched.paused"))
         since = max(counters.step_open_since or 0.0, counters.last_step_at or 0.0, counters.work_since or 0.0)

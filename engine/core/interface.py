@@ -36,7 +36,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`ok` is false when the engine thread is dead, or has work and made no step for `stall` seconds."""
+    """`ok` is false when the engine thread is dead, drains, or has work and made no step for http.stall_s seconds."""
 
     ok: bool
     reason: str | None = None  # why not, when not ok

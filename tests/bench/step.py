@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arc.engine.core.assembly import CARRIED as CARRIED_FOLDER
 from arc.engine.model.batch import ForwardBatch
 from arc.engine.model.cache import LatentCache
 from arc.engine.model.config import ModelConfig
@@ -31,24 +32,7 @@ PAGE_SIZE = 16
 CONTEXT = (16, 768)
 CPU = torch.device("cpu")
 
-CARRIED: dict[str, Any] = COMMON | {
-    "vocab_size": 2048,
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "moe_intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 96,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-}
+CARRIED: dict[str, Any] = json.loads((CARRIED_FOLDER / "config.json").read_text())
 SHAPES = {"common": COMMON, "carried": CARRIED}
 
 
