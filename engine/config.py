@@ -9,6 +9,7 @@ the old see one consistent set.
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -108,6 +109,7 @@ class Settings:
     profile: str
     profile_from: Origin  # who chose the profile
     version: int  # 0 as loaded; rises with each runtime change
+    file_sha256: str | None  # of the arc.toml that was read, in hex; None: there was none
     _layers: Mapping[str, tuple[Layered, ...]]  # of every flag, lowest layer first, at least the default
 
     def __getitem__(self, name: str) -> Value:
@@ -269,15 +271,30 @@ class Entry:
 
 def read_toml(path: Path, shown: str) -> tuple[list[Entry], list[Problem]]:
     """The entries of a TOML file in order, with their lines; a file that cannot be read is one problem."""
+    content = _read(path, shown)
+    return ([], [content]) if isinstance(content, Problem) else _entries(content, shown)
+
+
+def digest(content: bytes | None) -> str | None:
+    """What `Settings.file_sha256` is for an arc.toml with this content; None where there is no file."""
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path, shown: str) -> bytes | Problem:
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            return Problem(shown, f"larger than {_LARGEST_FILE} bytes: this is no settings file")
+        return path.read_bytes()
+    except OSError as error:
+        return Problem(shown, f"cannot be read: {error.strerror}")
+
+
+def _entries(content: bytes, shown: str) -> tuple[list[Entry], list[Problem]]:
     import tomli  # the console's commands that read no file do not pay for it
 
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            return [], [Problem(shown, f"larger than {_LARGEST_FILE} bytes: this is no settings file")]
-        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+        text = content.decode("utf-8").replace("\r\n", "\n")
         tomli.loads(text)
-    except OSError as error:
-        return [], [Problem(shown, f"cannot be read: {error.strerror}")]
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         return [], [Problem(f"{shown}:{line}", f"not UTF-8 at byte {error.start}")]
@@ -337,10 +354,16 @@ class _Loader:
     def load(self, profile: str | None, environ: Mapping[str, str], overrides: Sequence[str]) -> Settings:
         chosen = Origin(Layer.DEFAULT, "the default"), DEFAULT_PROFILE
         file_entries: list[Entry] = []
+        file_sha256: str | None = None
         path = self._folder / FILE_NAME
         if path.exists() or path.is_symlink():  # a dangling link is a problem to report, not an absent file
-            file_entries, problems = read_toml(path, FILE_NAME)
-            self._problems += problems
+            content = _read(path, FILE_NAME)
+            if isinstance(content, Problem):
+                self._problems.append(content)
+            else:
+                file_sha256 = digest(content)  # of the very bytes that are parsed
+                file_entries, problems = _entries(content, FILE_NAME)
+                self._problems += problems
         for entry in [entry for entry in file_entries if entry.path == ("extends",)]:
             file_entries.remove(entry)
             if isinstance(entry.value, str):
@@ -362,7 +385,7 @@ class _Loader:
         if self._problems:
             raise ConfigError(self._problems)
         layers = MappingProxyType({name: tuple(layered) for name, layered in self._layers.items()})
-        return Settings(chosen[1], chosen[0], 0, layers)
+        return Settings(chosen[1], chosen[0], 0, file_sha256, layers)
 
     def _take_profile(self, origin: Origin, name: str) -> None:
         files = profile_files(self._folder)

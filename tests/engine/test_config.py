@@ -1,5 +1,6 @@
 """Settings: which layer wins, where each value came from, and that every mistake is told with its place."""
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -283,6 +284,16 @@ def test_a_profile_is_a_name_and_no_path(tmp_path: Path, name: str) -> None:
     write(tmp_path / FILE_NAME, "")
     (problem,) = problems_of(tmp_path, profile=name)
     assert problem.startswith(f"--profile: there is no profile {name!r}")
+
+
+def test_settings_know_the_file_that_was_read(tmp_path: Path) -> None:
+    assert load(folder=tmp_path, environ={}).file_sha256 is None
+    for content in (b"", b"[sched]\r\nmax_running = 8\r\n"):
+        (tmp_path / FILE_NAME).write_bytes(content)
+        settings = load(folder=tmp_path, environ={})
+        assert settings.file_sha256 == hashlib.sha256(content).hexdigest()
+        changed = settings.with_runtime({"sched.max_running": 9}, by_operator())
+        assert changed.file_sha256 == settings.file_sha256
 
 
 def test_an_unknown_profile_without_a_near_name_lists_all(tmp_path: Path) -> None:
