@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomlkit
+from arc.console.profile_values import profile_values
 from arc.engine.config import (
     FILE_NAME,
     SHIPPED_PROFILES,
@@ -201,6 +202,36 @@ def test_the_ab_control_differs_in_admission_alone(tmp_path: Path) -> None:
     default = load(folder=tmp_path, environ={}, profile="default").values()
     control = load(folder=tmp_path, environ={}, profile="bucketed").values()
     assert {flag for flag in FLAGS if default[flag] != control[flag]} == {"admission.policy"}
+
+
+def test_shipped_profiles_name_the_same_flags() -> None:
+    """Complete operating points: to apply one after another leaves nothing of the other behind.
+
+    The group `model` may differ: it names a checkpoint, which is a machine's own, and is read at start only.
+    """
+    named: dict[str, set[str]] = {}
+    for path in sorted(SHIPPED_PROFILES.glob("*.toml")):
+        entries, problems = read_toml(path, path.name)
+        assert not problems
+        named[path.name] = {entry.name for entry in entries if entry.name in FLAGS}
+    by_any = set.union(*named.values())
+    shared = {name for name in by_any if FLAGS[name].reach is Reach.LIVE or FLAGS[name].group != "model"}
+    assert len(shared) > 10
+    assert {profile: shared - names for profile, names in named.items() if shared - names} == {}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_PROFILES.glob("*.toml")))
+def test_applying_default_brings_its_operating_point_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = load(folder=tmp_path, environ={})
+
+    def applied(settings: Settings, profile: str) -> Settings:
+        live = {flag: value for flag, value in profile_values(profile).items() if flag in LIVE}
+        return settings.with_runtime(live, by_operator())
+
+    assert applied(applied(start, name), "default").values() == start.values()
 
 
 # --- mistakes: each with its place and the nearest right name
