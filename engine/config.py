@@ -38,6 +38,7 @@ DEFAULT_PROFILE = "default"
 SHIPPED_PROFILES = Path(__file__).resolve().parent.parent / "profiles"
 _TABLES = frozenset((flag.group,) for flag in FLAGS.values())
 _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_SENDABLE = re.compile(r"[!-~]+", re.ASCII)  # an API key that arrives as it was sent
 _LARGEST_FILE = 1 << 20  # bytes; a settings file is a page of text
 
 
@@ -381,7 +382,8 @@ class _Loader:
         self._take_overrides(overrides)
         if not self._problems:  # values that are singly wrong cannot be compared
             self._check_together()
-            self._check_exposure(environ)
+        self._check_key(environ)
+        self._check_exposure(environ)
         if self._problems:
             raise ConfigError(self._problems)
         layers = MappingProxyType({name: tuple(layered) for name, layered in self._layers.items()})
@@ -466,12 +468,21 @@ class _Loader:
             latest = max(names, key=lambda name: list(Layer).index(self._layers[name][-1].origin.layer))
             self._flag_problem(self._layers[latest][-1].origin.where, error)
 
-    def _check_exposure(self, environ: Mapping[str, str]) -> None:
-        """Listening beyond this machine needs an API key; an empty one would let everybody in."""
-        effective = self._layers["http.host"][-1]
-        if environ.get("ARC_API_KEY") == "":
+    def _check_key(self, environ: Mapping[str, str]) -> None:
+        """An empty key would let everybody in, and what no header can carry would keep everybody out."""
+        key = environ.get("ARC_API_KEY")
+        if key == "":
             self._problem("ARC_API_KEY", "it is empty; unset it, or set it to the key that clients must send")
-        elif "ARC_API_KEY" not in environ and not _is_loopback(str(effective.value)):
+        elif key is not None and not _SENDABLE.fullmatch(key):
+            self._problem(
+                "ARC_API_KEY",
+                "it may have printable ASCII characters only, and no space: a header carries it",
+            )
+
+    def _check_exposure(self, environ: Mapping[str, str]) -> None:
+        """Listening beyond this machine needs an API key."""
+        effective = self._layers["http.host"][-1]
+        if "ARC_API_KEY" not in environ and not _is_loopback(str(effective.value)):
             message = (
                 f"http.host {effective.value} listens beyond this machine: set ARC_API_KEY in the environment"
             )

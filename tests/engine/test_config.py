@@ -354,6 +354,19 @@ def test_listening_beyond_this_machine_needs_a_key(tmp_path: Path, host: str) ->
     assert problems_of(tmp_path, environ={"ARC_API_KEY": ""})[0].startswith("ARC_API_KEY: it is empty")
 
 
+def test_exposure_is_reported_beside_other_problems(tmp_path: Path) -> None:
+    write(tmp_path / FILE_NAME, "http.host = '0.0.0.0'\nsched.max_runing = 1\n")
+    assert [problem[:11] for problem in problems_of(tmp_path)] == ["arc.toml:2:", "arc.toml:1:"]
+    both = problems_of(tmp_path, environ={"ARC_API_KEY": "two words"})
+    assert len(both) == 2 and both[1].startswith("ARC_API_KEY: ")
+
+
+@pytest.mark.parametrize("key", [" ", "a b", "a\n", "\ta", "schlüssel", "\x7f", "a\udcff", "\u2003"])
+def test_a_key_that_no_header_carries_is_refused(tmp_path: Path, key: str) -> None:
+    (problem,) = problems_of(tmp_path, environ={"ARC_API_KEY": key})
+    assert problem.startswith("ARC_API_KEY: ") and "ASCII" in problem and repr(key) not in problem
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "::1"])
 def test_this_machine_needs_no_key(tmp_path: Path, host: str) -> None:
     assert load(folder=tmp_path, environ={}, overrides=[f"http.host={host}"])["http.host"] == host
