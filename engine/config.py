@@ -341,6 +341,12 @@ def _flatten(node: Mapping[str, object], path: tuple[str, ...]) -> Iterator[tupl
             yield (*path, key), value
 
 
+def _names_profile(entry: Entry) -> bool:
+    """Whether a key that is no flag was meant for `extends`: misspelt, or below a table and so a part of it."""
+    *table, key = entry.path
+    return key == "extends" or (not table and bool(nearest(key, ("extends", "profile"))))
+
+
 class _Loader:
     """Gathers layers and problems, so that one run reports everything that is wrong."""
 
@@ -407,18 +413,23 @@ class _Loader:
         self._take_entries(entries, Layer.PROFILE, shown)
 
     def _take_entries(self, entries: Iterable[Entry], layer: Layer, shown: str) -> None:
+        unknown: list[tuple[str, ...]] = []  # tables, whose own entries need no further word
         for entry in entries:
             where = f"{shown}:{entry.line}"
+            if any(entry.path[: len(table)] == table for table in unknown):
+                continue
             if any("." in part for part in entry.path):
                 self._problem(where, f"write {entry.name} without quotes")
             elif entry.path in _TABLES:
                 if not isinstance(entry.value, dict):
                     self._problem(where, f"{entry.name} is a table of flags: write [{entry.name}]")
-            elif isinstance(entry.value, dict):
+            elif isinstance(entry.value, dict) or entry.value == [{}]:
                 hint = did_you_mean(entry.name, [table[0] for table in _TABLES])
                 self._problem(where, f"there is no table [{entry.name}]{hint}")
-            elif entry.path == ("profile",):
-                self._problem(where, 'the profile is named by a first line `extends = "default"`')
+                unknown.append(entry.path)
+            elif _names_profile(entry):
+                right = 'the profile is named by a first line `extends = "default"` of arc.toml'
+                self._problem(where, f"{right}, not by {entry.name}")
             else:
                 try:
                     flag = lookup(entry.name)

@@ -272,6 +272,10 @@ def test_every_problem_of_every_layer_is_reported_at_once(tmp_path: Path) -> Non
         ("[[sched]]\nmax_running = 8\n", "arc.toml:1: sched is a table of flags"),
         ("sched = 8\n", "arc.toml:1: sched is a table of flags"),
         ("profile = 'default'\n", "arc.toml:1: the profile is named by a first line"),
+        ("extend = 'latency'\n", "arc.toml:1: the profile is named by a first line `extends"),
+        ("extnds = 'latency'\n", "arc.toml:1: the profile is named by a first line `extends"),
+        ("profiles = 'latency'\n", "arc.toml:1: the profile is named by a first line `extends"),
+        ("[log]\nextends = 'latency'\n", "arc.toml:2: the profile is named by a first line `extends"),
         ("extends = 3\n", "arc.toml:1: extends is a profile's name"),
         ("extends = 'latncy'\n", "arc.toml:1: there is no profile 'latncy'; did you mean latency?"),
         ("extends = ''\n", "arc.toml:1: there is no profile ''"),
@@ -290,6 +294,22 @@ def test_every_problem_of_every_layer_is_reported_at_once(tmp_path: Path) -> Non
 def test_a_mistake_in_the_file_names_its_line(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / FILE_NAME).write_bytes(text.encode())
     assert any(problem.startswith(expected) for problem in problems_of(tmp_path)), problems_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[shed]\nx = 1\ny = 2\n[sched]\nmax_running = 8\n",
+        "[[shed]]\nx = 1\n",
+        "[sched.more]\nx = 1\ny.z = 2\n",
+        "[shed]\n[shed.more]\nx = 1\n",
+        "[a.b]\nc = 1\n",
+    ],
+)
+def test_an_unknown_table_is_one_problem(tmp_path: Path, text: str) -> None:
+    write(tmp_path / FILE_NAME, text)
+    (problem,) = problems_of(tmp_path)
+    assert problem.startswith("arc.toml:1: there is no table [")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
