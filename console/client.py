@@ -154,8 +154,10 @@ class Client:
     def _failures(self) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, ConnectionRefusedError):
+        except FileNotFoundError:
             raise NoEngine(f"no engine answers at {self.path}: start one with `arc serve`") from None
+        except ConnectionRefusedError:
+            raise NoEngine(_killed([self.path])) from None
         except BlockingIOError:
             raise NoEngine(f"{self.path} takes no more connections: close a console and try again") from None
         except PermissionError:
@@ -212,6 +214,8 @@ def find(name: str | None) -> Path:
     alive = [path for path in found if answers(path)]
     if len(alive) == 1:
         return alive[0]
+    if not alive and found:
+        raise NoEngine(_killed(found))
     if not alive:
         raise NoEngine(
             f"no engine runs here: start one with `arc serve` (looked in {paths.runtime_folder()}; "
@@ -229,6 +233,16 @@ def answers(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _killed(left: list[Path]) -> str:
+    """Of sockets where nobody listens any more: an engine that ends on purpose takes its own away."""
+    named = ", ".join(str(path) for path in left)
+    option = "" if left[0].stem == "main" else f" --engine {left[0].stem}"
+    return (
+        f"no engine answers at {named}: it was killed or crashed. `arc dump --post-mortem{option}` says what its last "
+        "step was doing; start one with `arc serve`"
+    )
 
 
 def _there_are(found: list[Path]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..engine.config import Problem, profile_files, read_toml
-from ..engine.flags import FlagError, Value, check, did_you_mean, lookup
+from ..engine.config import Problem, no_profile, profile_files, read_toml
+from ..engine.flags import FlagError, Value, check, lookup
 from .exits import Failure
 
 
@@ -14,8 +14,7 @@ def profile_values(profile: str) -> dict[str, Value]:
     files = profile_files(Path.cwd())
     path = files.get(profile)
     if path is None:
-        hint = did_you_mean(profile, files) or f"; there are {', '.join(files) or 'none'}"
-        raise Failure(f"there is no profile {profile!r}{hint}")
+        raise Failure(no_profile(profile, files))
     entries, problems = read_toml(path, str(path))
     values: dict[str, Value] = {}
     for entry in entries:

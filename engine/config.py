@@ -250,6 +250,12 @@ def profile_files(folder: Path) -> dict[str, Path]:
     return files
 
 
+def no_profile(name: str, files: Iterable[str]) -> str:
+    """What to say when none of the profiles `files` is called `name`."""
+    hint = did_you_mean(name, files) or f"; there are {', '.join(files) or 'none'}"
+    return f"there is no profile {name!r}{hint}"
+
+
 def profile_description(path: Path) -> str:
     """The profile's own line about itself; empty when it has none, the problem when it cannot be read."""
     entries, problems = read_toml(path, path.name)
@@ -399,8 +405,7 @@ class _Loader:
         files = profile_files(self._folder)
         path = files.get(name)
         if path is None:
-            hint = did_you_mean(name, files) or f"; there are {', '.join(files) or 'none'}"
-            self._problem(origin.where, f"there is no profile {name!r}{hint}")
+            self._problem(origin.where, no_profile(name, files))
             return
         inside = path.is_relative_to(self._folder)
         shown = str(path.relative_to(self._folder)) if inside else str(path)

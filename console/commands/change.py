@@ -122,10 +122,12 @@ def resume(reason: str, engine: str | None, as_json: bool) -> None:
 def _assigned(assignments: tuple[str, ...]) -> dict[str, Value]:
     """The changes as text: the engine's own registry reads them, so that console and engine may differ in version."""
     changes: dict[str, Value] = {}
-    for assignment in assignments:
+    for assignment, following in zip(assignments, (*assignments[1:], ""), strict=True):
         name, equals, text = assignment.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{assignment!r}: write flag=value")
+            value = following if following and "=" not in following else "VALUE"
+            right = f"{assignment}={value}" if name else "FLAG=VALUE"
+            raise click.BadParameter(f"{assignment!r} gives no flag a value: write {right}")
         if name in changes:
             raise click.BadParameter(f"{name} is given twice")
         changes[name] = text

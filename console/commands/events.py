@@ -31,6 +31,8 @@ def events(follow: bool, lines: int, engine: str | None, as_json: bool) -> None:
             click.echo(_gap(answer.gap))
         for event in past:
             click.echo(_line(event, as_json))
+        if not (answer.events or follow or as_json):
+            click.echo("no events yet")
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
                 for line in _follow(client, answer.last, as_json):

@@ -37,6 +37,9 @@ def flags(pattern: str | None, changed: bool, engine: str | None, as_json: bool)
     if as_json:
         print_json(msgspec.json.encode(p.Flags(version=answer.version, flags=tuple(wanted))))
         return
+    if not wanted:
+        click.echo("none: every flag that was asked for has its profile's value")
+        return
     rows = [
         (flag.name, show(flag.value), _source(flag), flag.allowed, flag.reach, flag.meaning)
         for flag in wanted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ...engine.config import ConfigError, Settings, load, profile_description, profile_files
+from ...engine.config import ConfigError, Settings, load, no_profile, profile_description, profile_files
 from ...engine.flags import show
 from ...engine.options import complete_profile
 from ..exits import Failure
@@ -31,6 +31,8 @@ def profiles(context: click.Context) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show_profile(name: str, as_json: bool) -> None:
     """Show every value that profile NAME would run with in this folder, and where it comes from."""
+    if name not in (files := profile_files(Path.cwd())):
+        raise Failure(no_profile(name, files))
     try:
         settings = load(folder=Path.cwd(), profile=name, environ=os.environ)
     except ConfigError as error:

@@ -39,8 +39,11 @@ def sequences(limit: int, engine: str | None, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.json.encode(answer))
         return
-    for line in shown.table(_HEADER, [_row(each) for each in answer.sequences], _RIGHT):
-        click.echo(line)
+    if answer.total:
+        for line in shown.table(_HEADER, [_row(each) for each in answer.sequences], _RIGHT):
+            click.echo(line)
+    else:
+        click.echo("no sequence runs or waits")
     if len(answer.sequences) < answer.total:
         click.echo(f"{answer.total - len(answer.sequences)} more: raise --limit")
     if answer.age > 1:
@@ -78,7 +81,11 @@ def cancel(
     with connect(engine) as client:
         if all_ and not yes:
             total = client.get_fresh("/v1/sequences", p.Sequences, limit=1).total
-            click.confirm(f"Cancel all {total} sequences?", abort=True)
+            if total:
+                click.confirm(f"Cancel all {total} sequences?", abort=True)
+            elif not as_json:
+                click.echo("no sequence runs or waits: there is nothing to cancel")
+                return
         body = p.CancelBody(ids=ids, all=all_, reason=reason)
         done = client.post("/v1/actions/cancel", body, p.Cancelled)
     if as_json:

@@ -312,7 +312,7 @@ def test_profiles_show_as_json(folder: Path) -> None:
 def test_profiles_show_of_none_names_the_nearest(folder: Path) -> None:
     result = run("profiles", "show", "latncy")
     assert result.exit_code == Exit.ERROR
-    assert "did you mean latency?" in result.stderr
+    assert result.stderr == "Error: there is no profile 'latncy'; did you mean latency?\n"
 
 
 # --- arc serve

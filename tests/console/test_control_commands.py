@@ -153,6 +153,40 @@ def test_without_an_engine_every_command_says_how_to_start_one(folders: Path) ->
     assert "arc serve" in run("ps", code=3).output
 
 
+def test_nothing_is_said_in_words(running: Running) -> None:
+    """An empty answer is told from a broken one; --json stays an answer of its type."""
+    assert run("events").output == "no events yet\n"
+    assert run("events", "--json").output == ""
+    assert run("sequences").output == "no sequence runs or waits\n"
+    assert json.loads(run("sequences", "--json").output)["sequences"] == []
+    assert run("flags", "--changed").output.startswith("none: ")
+    assert json.loads(run("flags", "--changed", "--json").output)["flags"] == []
+    assert "nothing to cancel" in run("cancel", "--all", stdin="").output
+    assert json.loads(run("cancel", "--all", "--json", stdin="").output)["ended"] == []
+    run("mark", "here")
+    assert "no events" not in run("events").output + run("events", "-n", "0").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        (["sched.max_running", "8"], "write sched.max_running=8"),
+        (["sched.order=fcfs", "sched.max_running", "8"], "write sched.max_running=8"),
+        (["sched.max_running", "sched.order=fcfs"], "write sched.max_running=VALUE"),
+        (["sched.max_running"], "write sched.max_running=VALUE"),
+        (["=8"], "write FLAG=VALUE"),
+    ],
+)
+def test_set_without_an_equals_sign_shows_how(folders: Path, arguments: list[str], right: str) -> None:
+    assert right in " ".join(run("set", *arguments, code=2).output.split())
+
+
+def test_the_commands_without_json_are_documented() -> None:
+    text = " ".join((Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8").split())
+    without = [name for name in arc.commands if "--json" not in run(name, "--help").output]
+    assert f"All but {', '.join(f'`arc {name}`' for name in without)} take `--json`" in text
+
+
 def test_several_engines_must_be_told_apart(start: Callable[..., Running]) -> None:
     start("one")
     start("two")
@@ -174,7 +208,13 @@ def test_a_dead_engines_socket_is_no_engine(start: Callable[..., Running], folde
     assert "no answer" in table and "alive" in table
     running.server.stop()
     assert "no answer" in run("ps", code=3).output
+    for arguments in ([], ["-e", "dead"]):
+        output = run("status", *arguments, code=3).output
+        assert "dead.sock" in output and "`arc dump --post-mortem --engine dead`" in output
     listening.close()
+    assert "post-mortem" not in run("status", code=3).output, (
+        "an engine that ended on purpose leaves no socket"
+    )
 
 
 def test_an_engine_that_goes_away_is_said_to_have(running: Running) -> None:

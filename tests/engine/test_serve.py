@@ -190,9 +190,10 @@ def test_what_cannot_start_says_why_in_a_line_and_exits_1(
 
 
 def test_a_port_in_use_is_said_before_the_model_is_loaded(place: Place) -> None:
+    (place.folder / "config.json").write_text("{}")  # no model that could be loaded
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = place.arc("serve", "--model", "/nowhere", "--http.port", str(port))
+        done = place.arc("serve", "--model", str(place.folder), "--http.port", str(port))
     assert done.returncode == 1
     assert f"port {port}" in done.stderr and "http.port" in done.stderr
 
