@@ -9,6 +9,7 @@ the old see one consistent set.
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ DEFAULT_PROFILE = "default"
 SHIPPED_PROFILES = Path(__file__).resolve().parent.parent / "profiles"
 _TABLES = frozenset((flag.group,) for flag in FLAGS.values())
 _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_SENDABLE = re.compile(r"[!-~]+", re.ASCII)  # an API key that arrives as it was sent
 _LARGEST_FILE = 1 << 20  # bytes; a settings file is a page of text
 
 
@@ -108,6 +110,7 @@ class Settings:
     profile: str
     profile_from: Origin  # who chose the profile
     version: int  # 0 as loaded; rises with each runtime change
+    file_sha256: str | None  # of the arc.toml that was read, in hex; None: there was none
     _layers: Mapping[str, tuple[Layered, ...]]  # of every flag, lowest layer first, at least the default
 
     def __getitem__(self, name: str) -> Value:
@@ -269,15 +272,30 @@ class Entry:
 
 def read_toml(path: Path, shown: str) -> tuple[list[Entry], list[Problem]]:
     """The entries of a TOML file in order, with their lines; a file that cannot be read is one problem."""
+    content = _read(path, shown)
+    return ([], [content]) if isinstance(content, Problem) else _entries(content, shown)
+
+
+def digest(content: bytes | None) -> str | None:
+    """What `Settings.file_sha256` is for an arc.toml with this content; None where there is no file."""
+    return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path, shown: str) -> bytes | Problem:
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            return Problem(shown, f"larger than {_LARGEST_FILE} bytes: this is no settings file")
+        return path.read_bytes()
+    except OSError as error:
+        return Problem(shown, f"cannot be read: {error.strerror}")
+
+
+def _entries(content: bytes, shown: str) -> tuple[list[Entry], list[Problem]]:
     import tomli  # the console's commands that read no file do not pay for it
 
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            return [], [Problem(shown, f"larger than {_LARGEST_FILE} bytes: this is no settings file")]
-        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+        text = content.decode("utf-8").replace("\r\n", "\n")
         tomli.loads(text)
-    except OSError as error:
-        return [], [Problem(shown, f"cannot be read: {error.strerror}")]
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         return [], [Problem(f"{shown}:{line}", f"not UTF-8 at byte {error.start}")]
@@ -323,6 +341,12 @@ def _flatten(node: Mapping[str, object], path: tuple[str, ...]) -> Iterator[tupl
             yield (*path, key), value
 
 
+def _names_profile(entry: Entry) -> bool:
+    """Whether a key that is no flag was meant for `extends`: misspelt, or below a table and so a part of it."""
+    *table, key = entry.path
+    return key == "extends" or (not table and bool(nearest(key, ("extends", "profile"))))
+
+
 class _Loader:
     """Gathers layers and problems, so that one run reports everything that is wrong."""
 
@@ -337,10 +361,16 @@ class _Loader:
     def load(self, profile: str | None, environ: Mapping[str, str], overrides: Sequence[str]) -> Settings:
         chosen = Origin(Layer.DEFAULT, "the default"), DEFAULT_PROFILE
         file_entries: list[Entry] = []
+        file_sha256: str | None = None
         path = self._folder / FILE_NAME
         if path.exists() or path.is_symlink():  # a dangling link is a problem to report, not an absent file
-            file_entries, problems = read_toml(path, FILE_NAME)
-            self._problems += problems
+            content = _read(path, FILE_NAME)
+            if isinstance(content, Problem):
+                self._problems.append(content)
+            else:
+                file_sha256 = digest(content)  # of the very bytes that are parsed
+                file_entries, problems = _entries(content, FILE_NAME)
+                self._problems += problems
         for entry in [entry for entry in file_entries if entry.path == ("extends",)]:
             file_entries.remove(entry)
             if isinstance(entry.value, str):
@@ -358,11 +388,12 @@ class _Loader:
         self._take_overrides(overrides)
         if not self._problems:  # values that are singly wrong cannot be compared
             self._check_together()
-            self._check_exposure(environ)
+        self._check_key(environ)
+        self._check_exposure(environ)
         if self._problems:
             raise ConfigError(self._problems)
         layers = MappingProxyType({name: tuple(layered) for name, layered in self._layers.items()})
-        return Settings(chosen[1], chosen[0], 0, layers)
+        return Settings(chosen[1], chosen[0], 0, file_sha256, layers)
 
     def _take_profile(self, origin: Origin, name: str) -> None:
         files = profile_files(self._folder)
@@ -382,18 +413,23 @@ class _Loader:
         self._take_entries(entries, Layer.PROFILE, shown)
 
     def _take_entries(self, entries: Iterable[Entry], layer: Layer, shown: str) -> None:
+        unknown: list[tuple[str, ...]] = []  # tables, whose own entries need no further word
         for entry in entries:
             where = f"{shown}:{entry.line}"
+            if any(entry.path[: len(table)] == table for table in unknown):
+                continue
             if any("." in part for part in entry.path):
                 self._problem(where, f"write {entry.name} without quotes")
             elif entry.path in _TABLES:
                 if not isinstance(entry.value, dict):
                     self._problem(where, f"{entry.name} is a table of flags: write [{entry.name}]")
-            elif isinstance(entry.value, dict):
+            elif isinstance(entry.value, dict) or entry.value == [{}]:
                 hint = did_you_mean(entry.name, [table[0] for table in _TABLES])
                 self._problem(where, f"there is no table [{entry.name}]{hint}")
-            elif entry.path == ("profile",):
-                self._problem(where, 'the profile is named by a first line `extends = "default"`')
+                unknown.append(entry.path)
+            elif _names_profile(entry):
+                right = 'the profile is named by a first line `extends = "default"` of arc.toml'
+                self._problem(where, f"{right}, not by {entry.name}")
             else:
                 try:
                     flag = lookup(entry.name)
@@ -443,12 +479,21 @@ class _Loader:
             latest = max(names, key=lambda name: list(Layer).index(self._layers[name][-1].origin.layer))
             self._flag_problem(self._layers[latest][-1].origin.where, error)
 
-    def _check_exposure(self, environ: Mapping[str, str]) -> None:
-        """Listening beyond this machine needs an API key; an empty one would let everybody in."""
-        effective = self._layers["http.host"][-1]
-        if environ.get("ARC_API_KEY") == "":
+    def _check_key(self, environ: Mapping[str, str]) -> None:
+        """An empty key would let everybody in, and what no header can carry would keep everybody out."""
+        key = environ.get("ARC_API_KEY")
+        if key == "":
             self._problem("ARC_API_KEY", "it is empty; unset it, or set it to the key that clients must send")
-        elif "ARC_API_KEY" not in environ and not _is_loopback(str(effective.value)):
+        elif key is not None and not _SENDABLE.fullmatch(key):
+            self._problem(
+                "ARC_API_KEY",
+                "it may have printable ASCII characters only, and no space: a header carries it",
+            )
+
+    def _check_exposure(self, environ: Mapping[str, str]) -> None:
+        """Listening beyond this machine needs an API key."""
+        effective = self._layers["http.host"][-1]
+        if "ARC_API_KEY" not in environ and not _is_loopback(str(effective.value)):
             message = (
                 f"http.host {effective.value} listens beyond this machine: set ARC_API_KEY in the environment"
             )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
+CARRIED = Path(__file__).resolve().parent / "carried" / "austen"
 INT_MAX = 2**31 - 1  # no count in these files comes near it, and a larger one fits no kernel's index
 BEYOND = (
     1e100  # keeps out infinities, integers beyond the floats, and overflow in what is computed from a number
@@ -22,6 +23,14 @@ BEYOND = (
 
 class CheckpointError(Exception):
     """A checkpoint folder cannot be served as it is. The message names file, fault and what is allowed."""
+
+
+def model_folder(path: str) -> Path:
+    """The folder that `model.path` names. Raises CheckpointError for the home folder of a user that is not there."""
+    try:
+        return CARRIED if path == "carried" else Path(path).expanduser()
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} cannot be found: {error}") from error
 
 
 def read_json(path: Path) -> JsonObject:

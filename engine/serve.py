@@ -24,6 +24,7 @@ from .control.listening import AlreadyRunning, Listening
 from .control.paths import PathError, private_folder, recording_path, state_folder
 from .folder import CheckpointError
 from .options import settings_options
+from .preflight import preflight
 
 # An idle OpenMP thread must sleep, not spin: on a busy machine a spinning pair makes small operations 300 times slower
 # (docs/performance.md). Read once, when torch is imported, so it is set before.
@@ -47,6 +48,8 @@ def main(profile: str | None, overrides: tuple[str, ...]) -> None:
     _raise_file_limit()
     try:
         settings = load(folder=Path.cwd(), profile=profile, environ=os.environ, overrides=overrides)
+        if missing := preflight(settings):
+            raise ConfigError(missing)
         _set_up_log(settings)
         sys.exit(_run(settings))
     except (ConfigError, StartError) as error:

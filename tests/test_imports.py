@@ -22,6 +22,7 @@ CONSOLE_MAY = {
     "engine.flags",
     "engine.config",
     "engine.options",
+    "engine.preflight",
     "engine.version",
 }
 
@@ -35,6 +36,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "config": {"flags"},
     "flags_doc": {"flags"},
     "options": {"flags", "config"},
+    "preflight": {"config", "folder", "control.paths"},
     "scheduler": {"sequence"},
     "telemetry": {"sequence"},
     "model": {"folder"},
@@ -42,6 +44,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "text": {"sequence", "folder"},
     "control": {"core.interface", "core.inbox", "flags", "config", "telemetry", "sequence", "version"},
     "core": {
+        "folder",
         "control",
         "scheduler",
         "model",
@@ -68,6 +71,8 @@ WITHOUT: dict[str, set[str]] = {
     "engine/flags.py": {"torch", "numpy", "click", "msgspec"},
     "engine/config.py": {"torch", "numpy", "click", "msgspec"},
     "engine/options.py": {"torch", "numpy"},
+    "engine/preflight.py": {"torch", "numpy"},
+    "engine/folder.py": {"torch", "numpy"},
     "engine/sequence.py": {"torch", "numpy"},
 }
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable
 
-from ...engine.config import FILE_NAME
+from ...engine.config import FILE_NAME, digest
+from ...engine.control import paths
 from ...engine.control import protocol as p
 from ...engine.flags import Value, show
 from ..client import connect
@@ -27,9 +29,11 @@ _COVERING = ("environment", "command line")
 def save(names: tuple[str, ...], dry_run: bool, engine: str | None) -> None:
     """Write the flags that were changed at runtime to the engine's arc.toml, so that the next start has them.
 
-    Values that came from the command line or the environment are never written, nor are time-limited ones.
+    Values that came from the command line or the environment are never written, nor are time-limited ones. Refuses when
+    arc.toml was changed since the engine read it, other than by `arc save`.
     """
     with connect(engine) as client:
+        hello = client.get("/v1/hello", p.Hello)
         config = client.get("/v1/config", p.Config)
         flags = client.get("/v1/flags", p.Flags)
     if config.version != flags.version:
@@ -39,7 +43,10 @@ def save(names: tuple[str, ...], dry_run: bool, engine: str | None) -> None:
         click.echo("nothing to save: no flag has a lasting runtime value")
         return
     path = Path(config.folder) / FILE_NAME
-    write_changes(path, changed, dry_run=dry_run)
+    written = write_changes(path, changed, Saves(hello, config), dry_run=dry_run)
+    if not written:
+        click.echo(f"nothing to write: {path} has these values already")
+        return
     for name, value in changed.items():
         click.echo(f"{name} = {show(value)}")
         for layer in config.values[name].layers:
@@ -69,17 +76,69 @@ def _changed(config: p.Config, flags: p.Flags, names: tuple[str, ...]) -> dict[s
     return changed
 
 
-def write_changes(path: Path, changed: dict[str, Value], *, dry_run: bool) -> None:
-    """Raises Failure when the file cannot be read as TOML, changes meanwhile, or cannot be written."""
+class _Noted(msgspec.Struct, frozen=True, kw_only=True):
+    """What <name>.saved holds: the contents that an `arc save` found right, and that it was about to write."""
+
+    started: float  # the engine's: notes for an earlier engine of the same name say nothing about this one
+    sha256: tuple[str | None, ...]
+
+
+class Saves:
+    """Which contents of arc.toml are the engine's own: what it read at its start, and what was saved for it since.
+
+    Any other content is somebody's edit that the engine has not seen, and not to be written over.
+    """
+
+    def __init__(self, hello: p.Hello, config: p.Config) -> None:
+        self._started = hello.started
+        self._read = config.file_sha256
+        self._path = paths.saved_path(hello.name)
+
+    def check(self, path: Path, content: bytes | None) -> None:
+        """Raises Failure when the file is not as the engine knows it."""
+        if digest(content) not in (self._read, *self._noted()):
+            raise Failure(
+                f"{path} was {'removed' if content is None else 'changed'} since the engine read it: nothing was "
+                "written. Put the values in by hand (`arc flags --changed` lists them), or restart the engine, make "
+                "the changes again with `arc set`, and save"
+            )
+
+    def note(self, before: bytes | None, after: bytes) -> None:
+        """Written before the file itself, so both contents are named: the write may still fail."""
+        noted = _Noted(started=self._started, sha256=(digest(before), digest(after)))
+        paths.private_folder(self._path.parent)
+        write_whole(self._path, msgspec.json.encode(noted), mode=0o600)
+
+    def _noted(self) -> tuple[str | None, ...]:
+        content = _content(self._path)
+        if content is None:
+            return ()
+        try:
+            noted = msgspec.json.decode(content, type=_Noted)
+        except msgspec.DecodeError as error:
+            raise Failure(f"{self._path} is damaged ({error}): remove it and try again") from None
+        return noted.sha256 if noted.started == self._started else ()
+
+
+def write_changes(path: Path, changed: dict[str, Value], saves: Saves, *, dry_run: bool) -> bool:
+    """Whether there was something to write.
+
+    Raises Failure when the file cannot be read as TOML, is not as the engine knows it, or cannot be written.
+    """
     before = _content(path)
     after = edited(before or b"", changed, path)
+    if after == before:
+        return False
+    saves.check(path, before)
 
     def unchanged() -> None:
         if _content(path) != before:
             raise Failure(f"{path} was changed by someone else just now: nothing was written, try again")
 
     if not dry_run:
+        saves.note(before, after)
         write_whole(path, after, mode=0o644, still_right=unchanged)
+    return True
 
 
 def edited(before: bytes, changed: dict[str, Value], path: Path) -> bytes:

@@ -61,6 +61,11 @@ def audit_path(name: str) -> Path:
     return state_folder() / f"{name}.audit.jsonl"
 
 
+def saved_path(name: str) -> Path:
+    """Which arc.toml `arc save` wrote for the engine that runs under this name."""
+    return state_folder() / f"{name}.saved"
+
+
 def private_folder(path: Path) -> Path:
     """`path`, made with mode 0700 where it is not there; PathError unless it is ours alone.
 

@@ -375,6 +375,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     profile_from: OriginView
     folder: str  # the folder the engine was started in, where its arc.toml is
+    file_sha256: str | None  # of the arc.toml that the engine read at its start, in hex; null: there was none
     values: dict[str, ConfigEntry]
 
 

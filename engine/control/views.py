@@ -158,6 +158,7 @@ def config(settings: Settings) -> Config:
         profile=settings.profile,
         profile_from=origin_view(settings.profile_from),
         folder=str(Path.cwd()),
+        file_sha256=settings.file_sha256,
         values={
             name: ConfigEntry(
                 value=settings[name],

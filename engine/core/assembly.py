@@ -18,6 +18,7 @@ from ..config import Settings
 from ..control.events import EventLog
 from ..control.protocol import NA, MemoryPart
 from ..control.recorder import Recorder
+from ..folder import model_folder
 from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.deepseek import DeepseekModel
@@ -40,8 +41,6 @@ from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
 
 log = logging.getLogger("arc.engine")
-
-CARRIED = Path(__file__).resolve().parent.parent / "carried" / "austen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +68,6 @@ class Assembly:
         thread = threading.Thread(target=self.engine.run, name="arc-engine", daemon=True)
         thread.start()
         return thread
-
-
-def model_folder(settings: Settings) -> Path:
-    path = settings.get_str("model.path")
-    return CARRIED if path == "carried" else Path(path).expanduser()
 
 
 def device_of(settings: Settings) -> torch.device:
@@ -109,7 +103,7 @@ def assemble(
     # on two cores, one thread gave 1.4 to 1.8 times the tokens of two (docs/performance.md).
     threads = settings.get_int_or_none("cpu.threads")
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
-    folder = model_folder(settings)
+    folder = model_folder(settings.get_str("model.path"))
     config = read_config(folder)
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
     kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arc.engine.core.assembly import CARRIED as CARRIED_FOLDER
+from arc.engine.folder import CARRIED as CARRIED_FOLDER
 from arc.engine.model.batch import ForwardBatch
 from arc.engine.model.cache import LatentCache
 from arc.engine.model.config import ModelConfig

@@ -12,6 +12,7 @@ import pytest
 from arc.console.exits import Exit
 from arc.console.lazy import LazyCommand
 from arc.console.main import COMMANDS, arc
+from arc.engine import serve as serve_module
 from arc.engine import version
 from arc.engine.flags import FLAGS
 from click.testing import CliRunner, Result
@@ -183,11 +184,13 @@ def test_revision_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_check_says_what_differs(folder: Path) -> None:
     (folder / "arc.toml").write_text("extends = 'latency'\n[sched]\nmax_running = 8\n")
-    result = run("check", "--sched.paused", "on", "--set", "log.level=debug", "--model", "/srv/m")
+    (folder / "m").mkdir()
+    (folder / "m" / "config.json").write_text("{}")
+    result = run("check", "--sched.paused", "on", "--set", "log.level=debug", "--model", "m")
     assert result.exit_code == Exit.OK
     assert result.output == (
         "profile latency (by arc.toml:1)\n"
-        "  model.path = /srv/m  (command line, model.path=/srv/m)\n"
+        "  model.path = m  (command line, model.path=m)\n"
         "  sched.max_running = 8  (arc.toml:3)\n"
         "  sched.paused = on  (command line, sched.paused=on)\n"
         "  log.level = debug  (command line, log.level=debug)\n"
@@ -209,6 +212,41 @@ def test_check_lists_every_problem_and_exits_with_1(folder: Path, monkeypatch: p
         "ARC_SCHED_ORDER",
         "command line, cache.page_size=20",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("model.path", "gone", "gone is not there"),
+        ("model.path", "empty", "empty has no config.json"),
+        ("model.path", "file", "file is no folder"),
+        ("model.path", "broken", "is not valid JSON"),
+        ("model.path", "~nobody-by-this-name/m", "cannot be found"),
+        ("model.path", "x" * 300, "File name too long"),
+        ("control.group", "no-such-group", "this machine has no group 'no-such-group'"),
+    ],
+)
+def test_check_and_serve_refuse_what_is_not_there_alike(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flag: str, value: str, message: str
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # this process keeps its own handlers
+    for name in ("empty", "broken"):
+        (folder / name).mkdir()
+    (folder / "file").write_text("")
+    (folder / "broken" / "config.json").write_text("{")
+    (folder / "arc.toml").write_text(f'{flag} = "{value}"\n')
+    result = run("check")
+    assert result.exit_code == Exit.ERROR and result.stdout == ""
+    (line,) = result.stderr.splitlines()[1:]
+    assert line.startswith(f"arc.toml:1: {flag}: ") and message in line
+    served = CliRunner().invoke(serve_module.main, [])
+    assert served.exit_code == 1 and served.stderr == f"arc serve: {line}\n"
+
+
+def test_check_finds_a_socket_path_that_is_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / ("x" * 100)))
+    result = run("check")
+    assert result.exit_code == Exit.ERROR and "too long for a socket" in result.stderr
 
 
 def test_a_flag_given_by_both_of_its_options_is_refused(folder: Path) -> None:

@@ -404,6 +404,15 @@ page_size = 64
 """
 
 
+def read_again(engine: SimulatedEngine, folder: Path) -> None:
+    """The settings as of a start in `folder` now."""
+    engine.changes.settings = load(
+        folder=folder,
+        environ={"ARC_SCHED_MAX_WAITING": "99"},
+        overrides=("sched.prefill_chunk=32", "sched.max_step_tokens=200"),
+    )
+
+
 @pytest.fixture
 def saving(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedEngine]:
     """An engine whose folder has an arc.toml, with one value from the command line and one from the environment."""
@@ -411,11 +420,7 @@ def saving(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (tmp_path / "arc.toml").write_text(BEFORE)
     listening = Listening("sim")
     engine = SimulatedEngine("sim")
-    engine.changes.settings = load(
-        folder=tmp_path,
-        environ={"ARC_SCHED_MAX_WAITING": "99"},
-        overrides=("sched.prefill_chunk=32", "sched.max_step_tokens=200"),
-    )
+    read_again(engine, tmp_path)
     server = ControlServer(engine, listening, NA("off"))
     engine.start()
     server.start()
@@ -469,6 +474,7 @@ def test_save_of_named_flags(saving: SimulatedEngine, tmp_path: Path) -> None:
 
 def test_save_makes_the_file_where_there_is_none(saving: SimulatedEngine, tmp_path: Path) -> None:
     (tmp_path / "arc.toml").unlink()
+    read_again(saving, tmp_path)
     run("set", "sched.max_running=16")
     run("save")
     assert load(folder=tmp_path, environ={})["sched.max_running"] == 16
@@ -500,6 +506,62 @@ def test_save_refuses_a_file_that_changed_meanwhile(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("edit", [BEFORE + "# mine\n", BEFORE.replace("48", "32"), "", None])
+def test_save_refuses_a_file_that_changed_since_the_engine_read_it(
+    saving: SimulatedEngine, tmp_path: Path, edit: str | None
+) -> None:
+    path = tmp_path / "arc.toml"
+    run("set", "sched.max_running=16")
+    path.unlink() if edit is None else path.write_text(edit)
+    for arguments in (["save"], ["save", "--dry-run"], ["save", "sched.max_running"]):
+        output = run(*arguments, code=1).output
+        assert "since the engine read it" in output and "by hand" in output and "restart" in output
+        assert (path.read_text() if path.exists() else None) == edit
+    path.write_text(BEFORE)  # as the engine read it
+    run("save")
+    assert "max_running = 16" in path.read_text()
+
+
+def test_save_after_save(saving: SimulatedEngine, tmp_path: Path) -> None:
+    """What was saved for this engine is known to it; an edit after that, or an earlier engine's save, is not."""
+    path = tmp_path / "arc.toml"
+    run("set", "sched.max_running=16")
+    assert "written to" in run("save").output
+    for arguments in (["save"], ["save", "--dry-run"]):
+        output = run(*arguments).output
+        assert "nothing to write" in output and "written to" not in output
+    run("set", "sched.max_running=17")
+    assert "written to" in run("save").output
+    saved = path.read_text()
+    path.write_text(saved + "# mine\n")
+    assert "nothing to write" in run("save").output, "all values are there: no edit is at risk"
+    run("set", "sched.max_running=18")
+    run("save", code=1)
+    path.write_text(saved)
+    note = paths.saved_path("sim")
+    known = note.read_bytes()
+    note.write_bytes(known.replace(b'"started":', b'"started":1'))  # another engine's
+    run("save", code=1)
+    note.write_bytes(known[:-3])
+    assert "damaged" in run("save", code=1).output
+    assert path.read_text() == saved
+    note.write_bytes(known)
+    run("save")
+    assert "max_running = 18" in path.read_text()
+
+
+def test_a_save_that_fails_may_be_tried_again(saving: SimulatedEngine, tmp_path: Path) -> None:
+    path = tmp_path / "arc.toml"
+    path.write_text(BEFORE + "# padding\n" * 500)
+    read_again(saving, tmp_path)
+    run("set", "sched.max_running=16")
+    run("save")
+    run("set", "sched.max_running=17")
+    assert process("save", preexec_fn=no_space, cwd=tmp_path).returncode == 1
+    run("save")
+    assert "max_running = 17" in path.read_text()
+
+
 def test_save_refuses_what_is_no_toml(saving: SimulatedEngine, tmp_path: Path) -> None:
     run("set", "sched.max_running=16")
     for broken in ("[sched\n", "sched = 3\n", "\xff"):
@@ -518,6 +580,7 @@ def test_a_full_disk_at_save_leaves_the_old_file_whole(saving: SimulatedEngine, 
     path = tmp_path / "arc.toml"
     big = BEFORE + "# padding\n" * 500
     path.write_text(big)
+    read_again(saving, tmp_path)
     run("set", "sched.max_running=16")
     done = process("save", preexec_fn=no_space, cwd=tmp_path)
     assert done.returncode == 1, done

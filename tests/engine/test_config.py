@@ -1,5 +1,6 @@
 """Settings: which layer wins, where each value came from, and that every mistake is told with its place."""
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomlkit
+from arc.console.profile_values import profile_values
 from arc.engine.config import (
     FILE_NAME,
     SHIPPED_PROFILES,
@@ -202,6 +204,36 @@ def test_the_ab_control_differs_in_admission_alone(tmp_path: Path) -> None:
     assert {flag for flag in FLAGS if default[flag] != control[flag]} == {"admission.policy"}
 
 
+def test_shipped_profiles_name_the_same_flags() -> None:
+    """Complete operating points: to apply one after another leaves nothing of the other behind.
+
+    The group `model` may differ: it names a checkpoint, which is a machine's own, and is read at start only.
+    """
+    named: dict[str, set[str]] = {}
+    for path in sorted(SHIPPED_PROFILES.glob("*.toml")):
+        entries, problems = read_toml(path, path.name)
+        assert not problems
+        named[path.name] = {entry.name for entry in entries if entry.name in FLAGS}
+    by_any = set.union(*named.values())
+    shared = {name for name in by_any if FLAGS[name].reach is Reach.LIVE or FLAGS[name].group != "model"}
+    assert len(shared) > 10
+    assert {profile: shared - names for profile, names in named.items() if shared - names} == {}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_PROFILES.glob("*.toml")))
+def test_applying_default_brings_its_operating_point_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = load(folder=tmp_path, environ={})
+
+    def applied(settings: Settings, profile: str) -> Settings:
+        live = {flag: value for flag, value in profile_values(profile).items() if flag in LIVE}
+        return settings.with_runtime(live, by_operator())
+
+    assert applied(applied(start, name), "default").values() == start.values()
+
+
 # --- mistakes: each with its place and the nearest right name
 
 
@@ -240,6 +272,10 @@ def test_every_problem_of_every_layer_is_reported_at_once(tmp_path: Path) -> Non
         ("[[sched]]\nmax_running = 8\n", "arc.toml:1: sched is a table of flags"),
         ("sched = 8\n", "arc.toml:1: sched is a table of flags"),
         ("profile = 'default'\n", "arc.toml:1: the profile is named by a first line"),
+        ("extend = 'latency'\n", "arc.toml:1: the profile is named by a first line `extends"),
+        ("extnds = 'latency'\n", "arc.toml:1: the profile is named by a first line `extends"),
+        ("profiles = 'latency'\n", "arc.toml:1: the profile is named by a first line `extends"),
+        ("[log]\nextends = 'latency'\n", "arc.toml:2: the profile is named by a first line `extends"),
         ("extends = 3\n", "arc.toml:1: extends is a profile's name"),
         ("extends = 'latncy'\n", "arc.toml:1: there is no profile 'latncy'; did you mean latency?"),
         ("extends = ''\n", "arc.toml:1: there is no profile ''"),
@@ -258,6 +294,22 @@ def test_every_problem_of_every_layer_is_reported_at_once(tmp_path: Path) -> Non
 def test_a_mistake_in_the_file_names_its_line(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / FILE_NAME).write_bytes(text.encode())
     assert any(problem.startswith(expected) for problem in problems_of(tmp_path)), problems_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[shed]\nx = 1\ny = 2\n[sched]\nmax_running = 8\n",
+        "[[shed]]\nx = 1\n",
+        "[sched.more]\nx = 1\ny.z = 2\n",
+        "[shed]\n[shed.more]\nx = 1\n",
+        "[a.b]\nc = 1\n",
+    ],
+)
+def test_an_unknown_table_is_one_problem(tmp_path: Path, text: str) -> None:
+    write(tmp_path / FILE_NAME, text)
+    (problem,) = problems_of(tmp_path)
+    assert problem.startswith("arc.toml:1: there is no table [")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -285,6 +337,16 @@ def test_a_profile_is_a_name_and_no_path(tmp_path: Path, name: str) -> None:
     assert problem.startswith(f"--profile: there is no profile {name!r}")
 
 
+def test_settings_know_the_file_that_was_read(tmp_path: Path) -> None:
+    assert load(folder=tmp_path, environ={}).file_sha256 is None
+    for content in (b"", b"[sched]\r\nmax_running = 8\r\n"):
+        (tmp_path / FILE_NAME).write_bytes(content)
+        settings = load(folder=tmp_path, environ={})
+        assert settings.file_sha256 == hashlib.sha256(content).hexdigest()
+        changed = settings.with_runtime({"sched.max_running": 9}, by_operator())
+        assert changed.file_sha256 == settings.file_sha256
+
+
 def test_an_unknown_profile_without_a_near_name_lists_all(tmp_path: Path) -> None:
     (problem,) = problems_of(tmp_path, profile="zzz")
     assert "default" in problem and "throughput" in problem
@@ -310,6 +372,19 @@ def test_listening_beyond_this_machine_needs_a_key(tmp_path: Path, host: str) ->
     assert problems_of(tmp_path)[0].startswith("arc.toml:2: http.host")
     assert load(folder=tmp_path, environ={"ARC_API_KEY": "k"})["http.host"] == host
     assert problems_of(tmp_path, environ={"ARC_API_KEY": ""})[0].startswith("ARC_API_KEY: it is empty")
+
+
+def test_exposure_is_reported_beside_other_problems(tmp_path: Path) -> None:
+    write(tmp_path / FILE_NAME, "http.host = '0.0.0.0'\nsched.max_runing = 1\n")
+    assert [problem[:11] for problem in problems_of(tmp_path)] == ["arc.toml:2:", "arc.toml:1:"]
+    both = problems_of(tmp_path, environ={"ARC_API_KEY": "two words"})
+    assert len(both) == 2 and both[1].startswith("ARC_API_KEY: ")
+
+
+@pytest.mark.parametrize("key", [" ", "a b", "a\n", "\ta", "schlüssel", "\x7f", "a\udcff", "\u2003"])
+def test_a_key_that_no_header_carries_is_refused(tmp_path: Path, key: str) -> None:
+    (problem,) = problems_of(tmp_path, environ={"ARC_API_KEY": key})
+    assert problem.startswith("ARC_API_KEY: ") and "ASCII" in problem and repr(key) not in problem
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "::1"])
