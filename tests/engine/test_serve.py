@@ -200,10 +200,13 @@ def test_what_cannot_start_says_why_in_a_line_and_exits_1(
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_in_use_is_said_before_the_model_is_loaded(place: Place) -> None:
+def test_a_port_in_use_is_said_before_the_model_is_read(place: Place) -> None:
+    broken = place.folder / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = place.arc("serve", "--model", "/nowhere", "--http.port", str(port))
+        done = place.arc("serve", "--model", str(broken), "--http.port", str(port))
     assert done.returncode == 1
     assert f"port {port}" in done.stderr and "http.port" in done.stderr
 
