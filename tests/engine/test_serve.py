@@ -203,7 +203,7 @@ def test_what_cannot_start_says_why_in_a_line_and_exits_1(
 def test_a_port_in_use_is_said_before_the_model_is_read(place: Place) -> None:
     broken = place.folder / "broken"
     broken.mkdir()
-    (broken / "config.json").write_text("{")
+    (broken / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = place.arc("serve", "--model", str(broken), "--http.port", str(port))
