@@ -29,7 +29,8 @@ _CONNECT_TIMEOUT = struct.pack("@ll", 5, 0)  # struct timeval: seconds, microsec
 _FRESH = 0.5  # seconds
 _TRIES = 3
 _PAUSE = 0.1  # seconds
-_ANSWER_TIMEOUT = 90.0  # a change waits for the end of a step, up to a minute
+_CHANGE_TIMEOUT = 90.0  # a change waits for the end of a step, up to a minute
+_READ_TIMEOUT = 8.0  # the control server answers a read from what is published, whatever the engine does
 
 
 class NoEngine(Failure):
@@ -86,12 +87,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = connected(self._path)
         self.sock.settimeout(self.timeout)
 
+    def patience(self, seconds: float) -> None:
+        """How long to wait for what is asked next."""
+        self.timeout = seconds
+        if self.sock is not None:
+            self.sock.settimeout(seconds)
+
 
 class Client:
     """One connection to one engine. Not thread-safe. As a viewer it gives up its right to change anything."""
 
-    def __init__(self, path: Path, *, timeout: float = _ANSWER_TIMEOUT, viewer: bool = False) -> None:
+    def __init__(self, path: Path, *, timeout: float = _CHANGE_TIMEOUT, viewer: bool = False) -> None:
+        """`timeout`: seconds for an answer; a read gets no more than _READ_TIMEOUT of it."""
         self.path = path
+        self._timeout = timeout
         self._headers = {p.ROLE_HEADER: "viewer"} if viewer else {}
         self._connection = _UnixConnection(path, timeout)
 
@@ -129,6 +138,7 @@ class Client:
     ) -> bytes:
         """The answer's body as it came. Raises Refused when the engine says no, NoEngine when it does not answer."""
         with self._failures():
+            self._connection.patience(min(self._timeout, _READ_TIMEOUT) if method == "GET" else self._timeout)
             self._connection.request(method, _target(path, query), body=body, headers=self._headers)
             response = self._connection.getresponse()
             content = response.read()
@@ -163,7 +173,10 @@ class Client:
         except PermissionError:
             raise NoEngine(f"{self.path} is another user's: ask its owner for control.group") from None
         except TimeoutError:
-            raise NoEngine(f"the engine at {self.path} did not answer in time: see its log") from None
+            raise NoEngine(
+                f"the engine at {self.path} did not answer in time: it may be stopped or out of CPU; `arc ps` lists "
+                "those that run, `arc dump --post-mortem` says what its last step was doing"
+            ) from None
         except (ConnectionError, http.client.HTTPException) as error:
             raise NoEngine(
                 f"the engine at {self.path} went away ({type(error).__name__}): `arc ps` lists those that run, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -44,6 +45,7 @@ def main(profile: str | None, overrides: tuple[str, ...]) -> None:
     # Until the event loop takes them over, a signal ends the start at once: there is nothing to drain yet.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: sys.exit(0))
+    _raise_file_limit()
     try:
         settings = load(folder=Path.cwd(), profile=profile, environ=os.environ, overrides=overrides)
         if missing := preflight(settings):
@@ -54,6 +56,12 @@ def main(profile: str | None, overrides: tuple[str, ...]) -> None:
         for line in str(error).splitlines():
             click.echo(f"arc serve: {line}", err=True)
         sys.exit(1)
+
+
+def _raise_file_limit() -> None:
+    """Every stream is a descriptor, and the usual soft limit of 1,024 is below sched and http's own bounds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _set_up_log(settings: Settings) -> None:

@@ -12,6 +12,7 @@ import socket
 from aiohttp import web
 
 from .api.app import create_app, create_runner
+from .api.idle import IdleConnections
 from .control.commands import Actor, Cancel, Drain
 from .control.listening import Listening
 from .control.protocol import NA
@@ -35,6 +36,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
         self._signals = 0
+        self._idle = IdleConnections()
 
     def run(self, assembly: Assembly) -> int:
         """Serve until a drain has ended or the engine thread has. The process's exit code."""
@@ -61,10 +63,13 @@ class Service:
         runner = create_runner(self._app(assembly))
         await runner.setup()
         await web.SockSite(runner, self._http).start()
+        assert runner.server is not None
+        sweeper = asyncio.create_task(self._idle.keep_sweeping(runner.server))
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._on_signal, assembly)
         print(self._banner(assembly), flush=True)
         await self._ended.wait()
+        sweeper.cancel()
         died = not thread.is_alive()
         await runner.cleanup()
         assembly.engine.stop()
@@ -89,6 +94,7 @@ class Service:
             max_body_bytes=port.settings.get_int("http.max_body_mib") << 20,
             max_inflight=lambda: port.settings.get_int("http.max_inflight"),
             config_revision=lambda: port.settings.version,
+            idle=self._idle,
         )
 
     def _on_signal(self, assembly: Assembly) -> None:

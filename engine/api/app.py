@@ -17,6 +17,7 @@ from ..text.tokenizer import Tokenizer
 from .access import require_key
 from .errors import ApiError, body_too_large, internal_error, nearest
 from .handlers import Handlers
+from .idle import IdleConnections
 
 LAST_ANSWERS_SECONDS = 5.0
 
@@ -31,12 +32,15 @@ def create_app(
     max_body_bytes: int,
     max_inflight: Callable[[], int],
     config_revision: Callable[[], int],
+    idle: IdleConnections | None = None,
 ) -> web.Application:
-    """The API over one engine.
+    """The API over one engine. `idle` is told which connections are being served.
 
     `max_inflight` and `config_revision` are read at every request and scrape: flags change while the engine serves.
     """
     middlewares = [_errors, *([require_key(api_key)] if api_key is not None else [])]
+    if idle is not None:
+        middlewares.insert(0, idle.middleware())
     app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
     handlers = Handlers(handle, tokenizer, chat_template, defaults, max_inflight)
     info = handle.info

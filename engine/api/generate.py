@@ -14,7 +14,7 @@ from aiohttp import web
 from ..core.interface import Draining, EngineHandle, TooManyWaiting
 from ..sequence import FinishReason, Output
 from .choices import Choice, usage_of
-from .errors import ApiError, internal_error, refused_at_the_door
+from .errors import ApiError, bad_request, internal_error, refused_at_the_door
 from .formats import Format
 from .streams import EventStream
 
@@ -34,7 +34,14 @@ class Sequences:
         for choice in self._choices:
             try:
                 self._outputs.append(self._handle.submit(choice.request))
-            except (TooManyWaiting, Draining) as error:
+            except TooManyWaiting as error:
+                if len(self._choices) > error.cap:  # waiting would not help
+                    message = (
+                        f"{len(self._choices)} sequences in one request; sched.max_waiting allows {error.cap}"
+                    )
+                    raise bad_request(message, "n", "too_many_choices") from None
+                raise refused_at_the_door(error) from None
+            except Draining as error:
                 raise refused_at_the_door(error) from None
 
     async def follow(self, deliver: Deliver | None = None) -> None:

@@ -84,30 +84,32 @@ class Handlers:
         return _json(self._card())
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = await self._body(request, TokenizeBody)
-        self._check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise bad_request("give either 'prompt' or 'messages'", "prompt", "invalid_value")
-        if body.messages is not None:
-            ids = (await self._prompts.chat(body)).ids
-        else:
-            assert body.prompt is not None
-            ids = await self._prompts.encode(body.prompt, body.add_special_tokens is not False)
-        answer: dict[str, object] = {
-            "count": len(ids),
-            "max_model_len": self._info.max_model_len,
-            "tokens": ids,
-        }
-        if body.return_token_strs:
-            answer["token_strs"] = [self._prompts.tokenizer.inner.id_to_token(i) for i in ids]
-        return _json(answer)
+        with self._inflight_place():
+            body = await self._body(request, TokenizeBody)
+            self._check_model(body.model)
+            if (body.prompt is None) == (body.messages is None):
+                raise bad_request("give either 'prompt' or 'messages'", "prompt", "invalid_value")
+            if body.messages is not None:
+                ids = (await self._prompts.chat(body)).ids
+            else:
+                assert body.prompt is not None
+                ids = await self._prompts.encode(body.prompt, body.add_special_tokens is not False)
+            answer: dict[str, object] = {
+                "count": len(ids),
+                "max_model_len": self._info.max_model_len,
+                "tokens": ids,
+            }
+            if body.return_token_strs:
+                answer["token_strs"] = [self._prompts.tokenizer.inner.id_to_token(i) for i in ids]
+            return _json(answer)
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = await self._body(request, DetokenizeBody)
-        self._check_model(body.model)
-        if body.tokens:
-            self._prompts.ids(body.tokens, "tokens")
-        return _json({"prompt": self._prompts.tokenizer.decode(body.tokens, skip_special=False)})
+        with self._inflight_place():
+            body = await self._body(request, DetokenizeBody)
+            self._check_model(body.model)
+            if body.tokens:
+                self._prompts.ids(body.tokens, "tokens")
+            return _json({"prompt": self._prompts.tokenizer.decode(body.tokens, skip_special=False)})
 
     async def health(self, _: web.Request) -> web.Response:
         health = self._handle.health()

@@ -47,6 +47,7 @@ class TooManyWaiting(Exception):
 
     def __init__(self, waiting: int, cap: int, retry_after: int) -> None:
         super().__init__(f"{waiting} requests wait already and sched.max_waiting is {cap}")
+        self.cap = cap
         self.retry_after = retry_after  # seconds
 
 

@@ -41,7 +41,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
         top_k=file.integer("top_k", at_least=0) if file.has("top_k") else None,
         top_p=optional_number(file, "top_p", above=0.0, at_most=1.0),
         min_p=optional_number(file, "min_p", at_least=0.0, at_most=1.0),
-        repetition_penalty=optional_number(file, "repetition_penalty", above=0.0),
+        repetition_penalty=optional_number(file, "repetition_penalty", at_least=0.01, at_most=100.0),
         eos_ids=eos_ids,
     )
 

@@ -43,6 +43,9 @@ def _records(raw: Tensor, best: Sequence[int], chosen: Sequence[int]) -> list[To
     ]
 
 
+_HIGHEST = 1e30
+
+
 def nonfinite(logits: Tensor) -> dict[int, str]:
     """Rows of logits [S, V] that hold NaN or an infinity, and what they hold.
 
@@ -59,3 +62,13 @@ def nonfinite(logits: Tensor) -> dict[int, str]:
                 f"the first at token {int(bad[0])}"
             )
     return found
+
+
+def overflown(logits: Tensor, rows: list[int]) -> dict[int, str]:
+    """Those of `rows` whose penalties made a logit NaN, or too high to be divided by a temperature of 1e-5 yet.
+
+    -inf is a barred token and sound.
+    """
+    highest = logits[rows].amax(dim=-1)  # NaN wins a maximum
+    lost = (~(highest < _HIGHEST)).nonzero()[:, 0].tolist()
+    return {rows[i]: "the penalties take its logits out of the numbers' range" for i in lost}

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..sequence import SamplingParams, Sequence, TokenLogprob
 from .draw import Group, Way, draw, groups_of
 from .edits import Bias, PenaltyCounts, bar, penalise
-from .logprobs import nonfinite, raw_logprobs
+from .logprobs import nonfinite, overflown, raw_logprobs
 from .uniform import stream_key, uniforms
 
 FAULTED = -1  # the token id of a row without a token
@@ -94,6 +94,11 @@ class Sampler:
             logits[list(faults)] = 0.0  # drawn from like the rest, so that the pass stays one; not reported
         raw = logits.clone() if plan.logprobs and plan.edits else logits
         self._edit(logits, plan, rows)
+        if plan.penalised:  # penalties can make of finite logits what no token can be drawn from
+            spoilt = overflown(logits, [row for row in plan.penalised if row not in faults])
+            if spoilt:
+                faults |= spoilt
+                logits[list(spoilt)] = 0.0
         token_ids: list[int] = draw(logits, plan.groups, self._uniforms(plan, rows)).tolist()
         logprobs: list[TokenLogprob | None] = [None] * len(rows)
         if plan.logprobs:

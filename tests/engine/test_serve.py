@@ -155,6 +155,17 @@ def test_a_killed_engine_is_replaced_on_the_same_socket_and_a_live_one_is_not(
     assert second.end(signal.SIGTERM) == 0
 
 
+def test_a_stopped_process_is_said_to_be_one(place: Place, tiny: Path) -> None:
+    engine = place.serve(tiny)
+    engine.process.send_signal(signal.SIGSTOP)
+    status = place.arc("status")
+    assert status.returncode == 3
+    assert "may be stopped" in status.stderr and "dump --post-mortem" in status.stderr
+    engine.process.send_signal(signal.SIGCONT)
+    assert place.arc("status").returncode == 0
+    assert engine.end(signal.SIGTERM) == 0
+
+
 def test_a_stop_while_loading_ends_at_once_with_0(place: Place, tiny: Path) -> None:
     command = [*ARC, "serve", "--model", str(tiny), "--http.port", "0"]
     process = subprocess.Popen(command, cwd=place.folder / "work", env=place.environment, text=True)
@@ -189,11 +200,13 @@ def test_what_cannot_start_says_why_in_a_line_and_exits_1(
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_in_use_is_said_before_the_model_is_loaded(place: Place) -> None:
-    (place.folder / "config.json").write_text("{}")  # no model that could be loaded
+def test_a_port_in_use_is_said_before_the_model_is_read(place: Place) -> None:
+    broken = place.folder / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = place.arc("serve", "--model", str(place.folder), "--http.port", str(port))
+        done = place.arc("serve", "--model", str(broken), "--http.port", str(port))
     assert done.returncode == 1
     assert f"port {port}" in done.stderr and "http.port" in done.stderr
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
+from arc.engine import carried
 from arc.engine.folder import CheckpointError, read_eos_ids
 from arc.engine.model.generation import GenerationDefaults, read_generation_defaults
 from arc.engine.text.tokenizer import Tokenizer
@@ -17,9 +19,6 @@ from tokenizers import decoders, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..peers.make_checkpoint import byte_level_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXTS = ["", "hello the rest", "Grüße, 世界! \U0001f600", "a\n\n  b\t", "<s>raw</s>", "\x00\x7f\xa0\xad"]
 
@@ -256,3 +255,13 @@ def test_bad_temperature_is_named_though_greedy(tmp_path: Path) -> None:
     write_json(tmp_path, "generation_config.json", {"do_sample": False, "temperature": -1})
     with pytest.raises(CheckpointError, match="temperature is -1"):
         read_generation_defaults(tmp_path)
+
+
+def test_the_ids_are_those_of_a_plain_encode():
+    """`encode` goes through the batch call, which lets other threads run; the ids must not show it."""
+    folder = Path(carried.__file__).parent / "austen"
+    tokenizer = Tokenizer(folder)
+    for text in ("", "It was a fine <|begin|> morning, é😀 " * 50, "a" * 10_000, "\n\n \t x"):
+        for special in (True, False):
+            expected = tokenizer.inner.encode(text, add_special_tokens=special).ids
+            assert tokenizer.encode(text, add_special=special) == expected

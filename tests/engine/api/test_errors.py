@@ -129,7 +129,7 @@ BAD_FIELDS = [
     (COMPLETION, {"min_p": 1.1}, "min_p", "<= 1"),
     (COMPLETION, {"presence_penalty": 3}, "presence_penalty", "<= 2"),
     (COMPLETION, {"frequency_penalty": -3}, "frequency_penalty", ">= -2"),
-    (COMPLETION, {"repetition_penalty": 0}, "repetition_penalty", "> 0"),
+    (COMPLETION, {"repetition_penalty": 0.009}, "repetition_penalty", ">= 0.01"),
     (COMPLETION, {"logit_bias": {"260": 1}}, "logit_bias", "token 260"),
     (COMPLETION, {"logit_bias": {"5": 101}}, "logit_bias[...]", "<= 100"),
     (COMPLETION, {"logit_bias": {"a": 1}}, "logit_bias", "got `str`"),
@@ -371,7 +371,10 @@ async def test_past_max_inflight(serve: Serve):
             assert response.headers["Retry-After"] == "1"
             error = error_of(await response.json())
             assert (error["type"], error["code"]) == ("rate_limit_error", "too_many_inflight")
-        assert (await api.post("/tokenize", {"prompt": "a"}))[0] == 200  # only generating takes a place
+        assert (await api.post("/tokenize", {"prompt": "a"}))[
+            0
+        ] == 429  # it costs the processor like any other
+        assert (await api.post("/detokenize", {"tokens": [97]}))[0] == 429
         most = 3  # a live flag
         running.append(asyncio.create_task(api.post(COMPLETION, {"prompt": "a"})))
         await engine.until(lambda: len(engine.live) == 3)

@@ -280,3 +280,16 @@ def test_a_sequence_gets_the_same_tokens_whatever_joins_and_leaves_its_batch(par
             seqs[i].tokens.append(sampled.token_ids[row])
             got[i].append((sampled.token_ids[row], sampled.logprobs[row]))
     assert got == [alone(i) for i in range(len(params))]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-39, 1e-38])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_penalty_that_leaves_no_numbers_is_its_own_rows_fault(penalty, temperature):
+    """One such request once ended every other one in the batch."""
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0, 0.5, 0.2, -4.0]] * 2)
+    bad = sequence(1, prompt=(0, 1, 2), repetition_penalty=penalty, temperature=temperature, top_k=4)
+    good = sequence(2, prompt=(0, 1, 2), temperature=0.0)
+    sampled = Sampler(VOCAB, "cpu", frozenset({EOS})).sample(logits, [bad, good])
+    assert list(sampled.faults) == [0]
+    assert "penalties" in sampled.faults[0]
+    assert sampled.token_ids == [FAULTED, 0]
