@@ -46,15 +46,17 @@ async def test_half_a_head_is_ended_and_a_long_answer_is_not():
 async def test_past_the_most_the_longest_idle_ones_go():
     idle = IdleConnections(most_idle=3)
     runner, port = await listening(idle, 0.0)
+    server = runner.server
+    assert server is not None
     clients = []
     for count in range(1, 9):
         clients.append(await asyncio.open_connection("127.0.0.1", port))
         async with asyncio.timeout(10):
-            while len(runner.server.connections) < min(count, 4):
+            while len(server.connections) < min(count, 4):
                 await asyncio.sleep(0.01)
-        idle.sweep(runner.server)
+        idle.sweep(server)
         async with asyncio.timeout(10):
-            while len(runner.server.connections) > 3:
+            while len(server.connections) > 3:
                 await asyncio.sleep(0.01)
     for _, writer in clients:
         writer.close()
