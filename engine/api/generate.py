@@ -39,7 +39,7 @@ class Sequences:
                     message = (
                         f"{len(self._choices)} sequences in one request; sched.max_waiting allows {error.cap}"
                     )
-                    raise bad_request(message, "n", "too_many_choices") from None
+                    raise bad_request(message, "n", "invalid_value") from None
                 raise refused_at_the_door(error) from None
             except Draining as error:
                 raise refused_at_the_door(error) from None

@@ -243,3 +243,15 @@ async def test_the_engine_stops_under_a_stream(tiny: Path, tmp_path: Path):
         async with real.http.get(f"{real.url}/health") as response:
             assert response.status == 503
         writer.close()
+
+
+async def test_more_sequences_than_may_ever_wait_is_the_requests_own_fault(tiny: Path, tmp_path: Path):
+    """429 with Retry-After would have a client ask for ever."""
+    async with serving(tiny, tmp_path, sched__max_waiting=3) as real:
+        body = {"prompt": [5, 6], "n": 4, "max_tokens": 2}
+        async with real.http.post(f"{real.url}/v1/completions", json=body) as response:
+            assert response.status == 400
+            assert "Retry-After" not in response.headers
+            assert "sched.max_waiting allows 3" in (await response.json())["error"]["message"]
+        async with real.http.post(f"{real.url}/v1/completions", json=body | {"n": 3}) as response:
+            assert response.status == 200
