@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from .config import ModelConfig
+
+_ALIGNMENT = 64  # bytes: of a cache line and of the widest vector
 
 
 class LatentCache:
@@ -20,14 +23,25 @@ class LatentCache:
         self.pages = pages
         self.page_size = page_size
         self.width = width
-        self.layers = [
-            torch.zeros(pages * page_size, width, dtype=dtype, device=device) for _ in range(layers)
-        ]
+        self.layers = [zeros(pages * page_size, width, dtype=dtype, device=device) for _ in range(layers)]
 
     def zero_pages(self, pages: list[int]) -> None:
         """Make pages whose contents may not be finite fit for their next owner."""
         for layer in self.layers:
             layer.view(self.pages, -1)[pages] = 0
+
+
+def zeros(slots: int, width: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As torch.zeros; but on the host untouched pages of it take no memory, so that a reserve costs what is used of it.
+
+    torch.zeros writes its zeros; numpy's come from the system, which has zeroed pages on demand.
+    """
+    if device.type != "cpu":
+        return torch.zeros(slots, width, dtype=dtype, device=device)
+    size = slots * width * dtype.itemsize
+    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(slots, width)
 
 
 def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:

@@ -9,6 +9,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from arc.engine.model.cache import LatentCache, bytes_per_page
@@ -199,3 +200,14 @@ def test_packing_takes_no_second_copy_of_the_model():
     command = [sys.executable, "-c", MEMORY]
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=ROOT)
     assert 0.9 < float(run.stdout) < 1.15
+
+
+def test_a_reserved_cache_takes_memory_only_where_it_is_used() -> None:
+    first = LatentCache(2, 4096, 32, 576, dtype=torch.bfloat16, device=torch.device("cpu"))  # 288 MiB
+    before = psutil.Process().memory_info().rss
+    again = LatentCache(2, 4096, 32, 576, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    for layer in (*first.layers, *again.layers):
+        assert layer.shape == (4096 * 32, 576) and layer.dtype == torch.bfloat16
+        assert layer.data_ptr() % 64 == 0
+        assert not layer[::997].any()
