@@ -17,10 +17,10 @@ def _prompt(rng: random.Random, vocab: int, length: int) -> tuple[int, ...]:
     return tuple(rng.randrange(16, vocab) for _ in range(length))
 
 
-def uniform(rows: int, vocab: int, seed: int) -> list[Job]:
-    """64 prompt tokens, 128 output tokens each."""
+def uniform(rows: int, vocab: int, seed: int, output: int = 128) -> list[Job]:
+    """64 prompt tokens, `output` output tokens each."""
     rng = random.Random(f"uniform {rows} {seed}")
-    return [Job(_prompt(rng, vocab, 64), 128) for _ in range(rows)]
+    return [Job(_prompt(rng, vocab, 64), output) for _ in range(rows)]
 
 
 def mixed(rows: int, vocab: int, seed: int) -> list[Job]:
