@@ -38,6 +38,28 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One stretch of work that a backend timed itself, because Python sees only the call around it."""
+
+    name: str  # of the span, as the profiler's tree names it: mla_attn, q_proj, attend, moe, experts, ...
+    layer: int  # of the model; -1: of none
+    began: int  # ns, on the clock of time.perf_counter_ns
+    ended: int
+
+
+class Stamps(Protocol):
+    """A backend's own clock, for backends that run several operations in one call."""
+
+    def record(self, on: bool) -> None:
+        """Start or stop recording, at a step border. Off, a call pays nothing for it."""
+        ...
+
+    def take(self) -> list[Section]:
+        """What was recorded since the last take: parents before their children."""
+        ...
+
+
 class RmsNorm(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         """x / rms(x) * weight over the last dimension, computed in fp32 (Zhang and Sennrich 2019, arXiv:1910.07467).
@@ -118,14 +140,27 @@ class KvUp(Protocol):
 
 
 class MlaDecode(Protocol):
-    """Attention of one query token a row over paged latents, absorbed: the latent is key and value at once."""
+    """Attention of a few query tokens a row over paged latents, absorbed: the latent is key and value at once."""
 
-    def plan(self, lengths: Sequence[int], block_tables: Tensor, page_size: int, width: int) -> Plan:
-        """lengths: R KV lengths, each at least 1; block_tables [R, P] int64 with P pages enough for the longest."""
+    def plan(
+        self,
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        block_tables: Tensor,
+        page_size: int,
+        width: int,
+    ) -> Plan:
+        """Row r's counts[r] >= 1 queries are the last of its lengths[r] tokens; all of them are in the cache.
+
+        block_tables [R, P] int64 with P pages enough for the longest. Q = sum(counts); more than one query a row is a
+        row whose drafts are verified, and each query sees what comes before it and itself.
+        """
         ...
 
     def __call__(self, q: Tensor, cache: Tensor, plan: Plan, *, scale: float, rank: int) -> Tensor:
-        """q [R, h, W]: absorbed, then turned rope part; cache [slots, W]; gives [R, h, rank], possibly strided.
+        """q [Q, h, W], the rows' queries one after the other: absorbed, then turned rope part; cache [slots, W].
+
+        Gives [Q, h, rank], possibly strided.
 
         What a cache slot past a row's length holds never matters, as long as products with it stay finite.
         """

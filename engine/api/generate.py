@@ -31,18 +31,18 @@ class Sequences:
 
     def submit(self) -> None:
         """Submit all, or raise ApiError; `release` takes back those that were in before the one that was refused."""
-        for choice in self._choices:
-            try:
+        count = len(self._choices)
+        try:
+            self._handle.check_room(count)  # so that a refused request has never taken another's place
+            for choice in self._choices:
                 self._outputs.append(self._handle.submit(choice.request))
-            except TooManyWaiting as error:
-                if len(self._choices) > error.cap:  # waiting would not help
-                    message = (
-                        f"{len(self._choices)} sequences in one request; sched.max_waiting allows {error.cap}"
-                    )
-                    raise bad_request(message, "n", "invalid_value") from None
-                raise refused_at_the_door(error) from None
-            except Draining as error:
-                raise refused_at_the_door(error) from None
+        except TooManyWaiting as error:
+            if count > error.cap:  # waiting would not help
+                message = f"{count} sequences in one request; sched.max_waiting allows {error.cap}"
+                raise bad_request(message, "n", "invalid_value") from None
+            raise refused_at_the_door(error) from None
+        except Draining as error:
+            raise refused_at_the_door(error) from None
 
     async def follow(self, deliver: Deliver | None = None) -> None:
         """Run all choices to their ends; `deliver` is called after each output. The first failure ends them all."""

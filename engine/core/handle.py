@@ -89,7 +89,7 @@ class LocalHandle:
         self._loop = loop
         self._on_ended = on_ended
 
-    def submit(self, request: Request) -> AsyncIterator[Output]:
+    def check_room(self, count: int) -> None:
         if self._dead is not None:
             raise Draining(f"the engine has stopped: {self._dead}")
         if self._draining:
@@ -98,8 +98,11 @@ class LocalHandle:
             self.counters.waiting + self._inbox.pending_requests,
             self._settings().get_int("sched.max_waiting"),
         )
-        if waiting >= cap:
+        if waiting + count > cap:
             raise TooManyWaiting(waiting, cap, self._retry_after())
+
+    def submit(self, request: Request) -> AsyncIterator[Output]:
+        self.check_room(1)
         if request.id in self._streams:
             raise ValueError(f"request id {request.id!r} is in use")
         try:

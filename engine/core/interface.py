@@ -43,7 +43,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooManyWaiting(Exception):
-    """sched.max_waiting is reached: HTTP 429 with Retry-After."""
+    """sched.max_waiting would be passed: HTTP 429 with Retry-After, or 400 where waiting cannot help."""
 
     def __init__(self, waiting: int, cap: int, retry_after: int) -> None:
         super().__init__(f"{waiting} requests wait already and sched.max_waiting is {cap}")
@@ -64,6 +64,13 @@ class EngineHandle(Protocol):
 
     info: EngineInfo
     counters: Counters
+
+    def check_room(self, count: int) -> None:
+        """Whether `count` requests would be queued now. Raises TooManyWaiting or Draining when not all of them would.
+
+        Submits that follow without another await between find that room, unless preempted sequences take it.
+        """
+        ...
 
     def submit(self, request: Request) -> AsyncIterator[Output]:
         """Queue a request. The iterator yields each step's Output; the last one carries `finish`.

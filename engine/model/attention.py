@@ -29,7 +29,7 @@ class StepPlan:
 
     turns: Tensor  # [T, rope / 2] complex64
     slots: Tensor  # [T]
-    decode_rows: int
+    decode_tokens: int  # query tokens of the decode rows; they come first
     decode: Plan | None  # None: no decode rows
     prefill: Plan | None  # None: no prompt rows
 
@@ -38,18 +38,25 @@ def plan_step(
     config: ModelConfig, kernels: KernelSet, batch: ForwardBatch, page_size: int, turns: Tensor
 ) -> StepPlan:
     rows, decode_rows = len(batch.lengths), batch.decode_rows
+    counts = [end - start for start, end in itertools.pairwise(batch.query_starts)]
     decode = prefill = None
     if decode_rows:
         decode = kernels.mla_decode.plan(
-            batch.lengths[:decode_rows], batch.block_tables[:decode_rows], page_size, config.latent_width
+            batch.lengths[:decode_rows],
+            counts[:decode_rows],
+            batch.block_tables[:decode_rows],
+            page_size,
+            config.latent_width,
         )
     if decode_rows < rows:
-        starts = batch.query_starts[decode_rows:]
-        counts = [end - start for start, end in itertools.pairwise(starts)]
         prefill = kernels.mla_prefill.plan(
-            batch.lengths[decode_rows:], counts, batch.block_tables[decode_rows:], page_size, config.heads
+            batch.lengths[decode_rows:],
+            counts[decode_rows:],
+            batch.block_tables[decode_rows:],
+            page_size,
+            config.heads,
         )
-    return StepPlan(turns, batch.slots, decode_rows, decode, prefill)
+    return StepPlan(turns, batch.slots, batch.query_starts[decode_rows], decode, prefill)
 
 
 class Attention:
@@ -138,9 +145,9 @@ class Attention:
         """[T, h * v]. Decode rows' tokens come first, so the two forms' results only have to be put together."""
         parts: list[Tensor] = []
         if step.decode is not None:
-            parts.append(self.attend_decode(q[: step.decode_rows], cache, step.decode))
+            parts.append(self.attend_decode(q[: step.decode_tokens], cache, step.decode))
         if step.prefill is not None:
-            parts.append(self.attend_prompt(q[step.decode_rows :], cache, step.prefill))
+            parts.append(self.attend_prompt(q[step.decode_tokens :], cache, step.prefill))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.flatten(1)
 

@@ -11,9 +11,9 @@ import torch
 class ForwardBatch:
     """T query tokens of R rows, flat: row r's queries are tokens [query_starts[r], query_starts[r + 1]).
 
-    The first `decode_rows` rows have one query token each (so tokens [0, decode_rows) are theirs) and go through the
-    absorbed form; the others are prompt chunks and go through the expanded form. Lengths are known on the host, so that
-    work can be planned without waiting for the device.
+    The first `decode_rows` rows have few query tokens each (one, and the drafts that are verified with it) and go
+    through the absorbed form; the others are prompt chunks and go through the expanded form. Lengths are known on the
+    host, so that work can be planned without waiting for the device.
     """
 
     token_ids: torch.Tensor  # [T] int64

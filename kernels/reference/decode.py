@@ -1,4 +1,7 @@
-"""Absorbed attention of decode rows in torch: rows of near length padded together, two batched products a group."""
+"""Absorbed attention of decode rows in torch: rows of near length padded together, two batched products a group.
+
+Each query is a row of its own here, also where several belong to one sequence: a row then reads its pages once a query.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _MOST_VALUES = 1 << 24
 
 
 class Group(NamedTuple):
-    start: int  # rows of the plan's order
+    start: int  # queries of the plan's order
     end: int
     pages: Tensor  # [(end - start) * P] int64
     hidden: Tensor | None  # [end - start, 1, P * page_size] bool: past the row's own length; None: nothing is
@@ -26,13 +29,23 @@ class Group(NamedTuple):
 
 class DecodePlan(NamedTuple):
     page_size: int
-    order: Tensor | None  # [R] int64: the rows from longest to shortest; None: as they came
+    order: Tensor | None  # [Q] int64: the queries from longest to shortest; None: as they came
     back: Tensor | None  # its inverse
     groups: list[Group]
 
 
 class TorchMlaDecode:
-    def plan(self, lengths: Sequence[int], block_tables: Tensor, page_size: int, width: int) -> DecodePlan:
+    def plan(
+        self,
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        block_tables: Tensor,
+        page_size: int,
+        width: int,
+    ) -> DecodePlan:
+        if max(counts) > 1:
+            lengths, block_tables = _a_row_a_query(lengths, counts, block_tables)
+
         def cost(start: int, end: int) -> float:
             values = (end - start) * descending[start] * width
             return math.inf if end - start > 1 and values > _MOST_VALUES else values + _GROUP_VALUES
@@ -78,3 +91,15 @@ class TorchMlaDecode:
         if plan.back is not None:
             out = out.index_select(0, plan.back)
         return out[..., :rank]
+
+
+def _a_row_a_query(
+    lengths: Sequence[int], counts: Sequence[int], block_tables: Tensor
+) -> tuple[list[int], Tensor]:
+    own = [
+        length - count + 1 + query
+        for length, count in zip(lengths, counts, strict=True)
+        for query in range(count)
+    ]
+    repeats = torch.tensor(counts, device=block_tables.device)
+    return own, block_tables.repeat_interleave(repeats, dim=0)

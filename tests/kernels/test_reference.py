@@ -240,15 +240,31 @@ def test_decode_attention_of_ragged_rows(dtype, lengths, width):
     torch.manual_seed(len(lengths))
     paged = Paged(lengths, 8, width, dtype)
     q, rank, scale = torch.randn(len(lengths), 3, width).to(dtype), width - 8, width**-0.5
-    plan = OPS.mla_decode.plan(lengths, paged.tables, 8, width)
+    plan = OPS.mla_decode.plan(lengths, [1] * len(lengths), paged.tables, 8, width)
     got = OPS.mla_decode(q, paged.cache, plan, scale=scale, rank=rank)
     want = [(q[r].double() @ kv.T * scale).softmax(-1) @ kv[:, :rank] for r, kv in enumerate(paged.rows)]
     near(got, torch.stack(want), dtype)
 
 
+@DTYPES
+def test_each_draft_sees_what_comes_before_it(dtype):
+    lengths, counts = [4, 17, 300, 9, 16], [4, 1, 3, 2, 5]
+    heads, rank, width, scale = 3, 16, 24, 0.3
+    paged = Paged(lengths, 8, width, dtype)
+    q = torch.randn(sum(counts), heads, width).to(dtype)
+    plan = OPS.mla_decode.plan(lengths, counts, paged.tables, 8, width)
+    got = OPS.mla_decode(q, paged.cache, plan, scale=scale, rank=rank)
+    want: list[torch.Tensor] = []
+    for length, count, kv in zip(lengths, counts, paged.rows, strict=True):
+        for seen in range(length - count + 1, length + 1):
+            scores = q[len(want)].double() @ kv[:seen].T * scale
+            want.append(scores.softmax(-1) @ kv[:seen, :rank])
+    near(got, torch.stack(want), dtype)
+
+
 def test_spread_rows_are_cut_into_groups():
     paged = Paged([900, 4, 880, 3], 8, 3000, torch.float32)
-    plan = OPS.mla_decode.plan([900, 4, 880, 3], paged.tables, 8, 3000)
+    plan = OPS.mla_decode.plan([900, 4, 880, 3], [1] * 4, paged.tables, 8, 3000)
     assert [(group.start, group.end) for group in plan.groups] == [(0, 2), (2, 4)]
     assert plan.order is not None
     assert plan.order.tolist() == [0, 2, 1, 3]

@@ -144,6 +144,10 @@ class ScriptedEngine:
             self.changed.clear()
             await self.changed.wait()
 
+    def check_room(self, count: int) -> None:
+        if self.refuse is not None and self.refuse_from == 0:
+            raise self.refuse
+
     def submit(self, request: Request) -> AsyncIterator[Output]:
         if self.refuse is not None:
             if self.refuse_from == 0:

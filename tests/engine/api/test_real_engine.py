@@ -253,5 +253,8 @@ async def test_more_sequences_than_may_ever_wait_is_the_requests_own_fault(tiny:
             assert response.status == 400
             assert "Retry-After" not in response.headers
             assert "sched.max_waiting allows 3" in (await response.json())["error"]["message"]
+        assert (
+            real.assembly.handle.open_streams == 0
+        )  # it never took a place in the queue, not even for a moment
         async with real.http.post(f"{real.url}/v1/completions", json=body | {"n": 3}) as response:
             assert response.status == 200
