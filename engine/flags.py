@@ -193,8 +193,9 @@ _DECLARED: tuple[Flag, ...] = (
     # computing
     Flag(
         "kernels.backend", "choice", "auto",
-        "auto: the fastest backend that takes each operation; torch: the reference everywhere",
-        LIVE, choices=("auto", "torch"), danger="torch is slower; it is there to compare and to rule a kernel out",
+        "auto: the fastest backend that takes each operation; native: C++ for the processor; torch: the reference; "
+        "weights are laid out for one backend, so a change needs a restart",
+        RESTART, choices=("auto", "native", "torch"),
     ),
     Flag(
         "cpu.threads", "int", "auto",

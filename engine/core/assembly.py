@@ -107,6 +107,7 @@ def assemble(
     config = read_config(folder)
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
     kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype))
+    log.info("kernels: %s", _who_runs_what(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels)
     source.finish()
@@ -178,6 +179,19 @@ def assemble(
         on_drained=on_drained,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _who_runs_what(kernels: KernelSet) -> str:
+    """Each backend with its operations, and once each reason why another one does not run something."""
+    backends = dict.fromkeys(line.backend for line in kernels.table())
+    parts = [
+        f"{name} runs {', '.join(line.operation for line in kernels.table() if line.backend == name)}"
+        if len(backends) > 1
+        else f"{name} runs everything, {'a step in one call' if kernels.decoder else 'layer by layer'}"
+        for name in backends
+    ]
+    refusals = dict.fromkeys(refusal for line in kernels.table() for refusal in line.refused)
+    return "; ".join([*parts, *(f"not {name}: {reason}" for name, reason in refusals)])
 
 
 def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:

@@ -19,7 +19,7 @@ class TorchBackend:
         return None
 
     def offer(self, operation: str, target: Target) -> Any:
-        return _OPERATIONS[operation]
+        return _OPERATIONS.get(operation, Refusal(f"torch runs {operation} operation by operation"))
 
 
 _OPERATIONS: dict[str, Any] = {
