@@ -18,6 +18,7 @@ from ..config import Refused
 from ..core.interface import Closed
 from . import protocol as p
 from . import views
+from .allocator_messages import Allocator
 from .audit import Audit, Entry
 from .commands import (
     Actor,
@@ -107,8 +108,12 @@ class Handlers:
     async def spans(self, call: Call) -> p.Unavailable:
         return p.Unavailable(_INSTRUMENTS.format("span"))
 
-    async def allocator(self, call: Call) -> p.Unavailable:
-        return p.Unavailable(_INSTRUMENTS.format("allocator"))
+    async def allocator(self, call: Call) -> Allocator:
+        published = await self._fresh(FRESH_WAIT)
+        recent, _ = self._history.window(call.query.window)
+        return Allocator(
+            seconds=recent.seconds, steps=recent.steps, window=recent.allocator, now=published.allocator
+        )
 
     async def encoded_snapshot(self, window: float, with_sequences: bool, wait: float) -> bytes:
         """The newest snapshot as JSON. Consoles that ask alike at the same moment share one."""

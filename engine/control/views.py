@@ -35,7 +35,7 @@ from .protocol import (
 LATENCY_BOUNDS = SECONDS
 
 _CAPABILITIES = (
-    "actions", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "stream",
+    "actions", "allocator", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "stream",
 )  # fmt: skip
 
 

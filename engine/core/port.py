@@ -18,8 +18,19 @@ from ..control import commands
 from ..control.changes import FlagChanges, Pending
 from ..control.engine_port import Published
 from ..control.events import EventLog
-from ..control.protocol import Applied, Cancelled, DrainStarted, Flushed, MemoryPart, Pages, SequenceView
+from ..control.protocol import (
+    Applied,
+    Cancelled,
+    DrainStarted,
+    Flushed,
+    MemoryPart,
+    Pages,
+    SequenceView,
+    Trimmed,
+)
 from ..flags import FlagError, FlagReason, Value
+from ..memory.allocator import Allocator
+from ..memory.cap import Cap
 from ..scheduler.types import SchedulerConfig
 from ..sequence import FinishReason, Sequence, Status
 from ..telemetry.records import StepRecord
@@ -80,6 +91,7 @@ class EnginePort:
         events: EventLog,
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
+        allocator: Allocator,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -92,11 +104,13 @@ class EnginePort:
         self._engine = engine
         self._handle = handle
         self._memory = memory
+        self._allocator = allocator
         self._put_in_force = put_in_force
         self._on_drained = on_drained
         self._changes = FlagChanges(
             settings, events, envelope=self._envelope, drains=self._drains, on_change=self._on_change
         )
+        self._arm(settings)
         self._draining = False
         self._drain_until: float | None = None
         self._drain_done = False
@@ -157,9 +171,7 @@ class EnginePort:
             case commands.FlushPrefix():
                 return self._flush_prefix(step)
             case commands.TrimAllocator():
-                raise commands.Unsupported(
-                    "there is no allocator to trim: buffers are the system's own in this build"
-                )
+                return self._trim(step)
             case _:
                 assert_never(command)
 
@@ -212,6 +224,13 @@ class EnginePort:
         flush = self._engine.scheduler.pages.flush()
         return Flushed(step=step, dropped=flush.dropped, kept=flush.kept, why_kept=flush.why_kept or "")
 
+    def _trim(self, step: int) -> Trimmed:
+        if self._allocator.cap is None:
+            raise commands.Unsupported("alloc.enabled is off: there is nothing to trim")
+        freed = self._allocator.trim()
+        cap = self._allocator.cap
+        return Trimmed(step=step, freed=freed, held=self._allocator.counters.held, cap=cap.bytes)
+
     # -- flags ----------------------------------------------------------------------------------------------------
 
     def _envelope(self, values: Mapping[str, Value]) -> Mapping[str, FlagError]:
@@ -243,6 +262,19 @@ class EnginePort:
     def _on_change(self, old: Settings, new: Settings) -> None:
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
+        self._arm(new)
+
+    def _arm(self, settings: Settings) -> None:
+        before = self._allocator.cap
+        self._allocator.configure(
+            settings.get_bool("alloc.enabled"), settings.get_int_or_none("alloc.cap_mib")
+        )
+        cap = self._allocator.cap
+        if cap is None or cap == before:
+            return
+        log.info("the allocator holds %s", _bound(cap))
+        if cap.bytes is None:
+            self.events.add("allocator", f"the allocator holds {_bound(cap)}", step=self._engine.steps)
 
     # -- what is published ----------------------------------------------------------------------------------------
 
@@ -260,7 +292,16 @@ class EnginePort:
             pages=Pages(total=self.info.pages, used=pages.used, cached=pages.cached, free=pages.free),
             draining=self._draining,
             sequences=tuple(_view(seq, now) for seq in sequences),
+            allocator=self._allocator.state(),
         )
+
+
+def _bound(cap: Cap) -> str:
+    return (
+        f"as much as it comes to: {cap.why}"
+        if cap.bytes is None
+        else f"{cap.bytes >> 20:,} MiB at most: {cap.why}"
+    )
 
 
 def _view(seq: Sequence, now: float) -> SequenceView:
