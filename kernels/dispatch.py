@@ -21,6 +21,7 @@ from .operations import (
     Refusal,
     RmsNorm,
     Rope,
+    Stamps,
     Target,
 )
 
@@ -67,13 +68,14 @@ class KernelSet:
     moe_gate: MoeGate
     moe_experts: MoeExperts
     resolutions: tuple[Resolution, ...]
+    stamps: Stamps | None = None  # of a backend that times its own sections
 
     def table(self) -> tuple[Resolution, ...]:
         """(operation, backend, refused) in the order of the fields."""
         return self.resolutions
 
 
-OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name != "resolutions")
+OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name not in ("resolutions", "stamps"))
 
 # In the order of preference; the reference is last, takes every operation and runs everywhere that torch does.
 BACKENDS: tuple[Backend, ...] = (reference.BACKEND,)

@@ -18,6 +18,7 @@ PRODUCT = ("console", "engine", "kernels")
 CONSOLE_MAY = {
     "engine.control.protocol",
     "engine.control.paths",
+    "engine.control.span_messages",
     "engine.control.recording",  # the reading side of the flight recorder
     "engine.flags",
     "engine.config",
@@ -41,6 +42,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "telemetry": {"sequence"},
     "model": {"folder"},
     "sampling": {"sequence"},
+    "profiler": {"control.protocol", "control.span_messages"},  # messages alone
     "text": {"sequence", "folder"},
     "control": {"core.interface", "core.inbox", "flags", "config", "telemetry", "sequence", "version"},
     "core": {
@@ -49,6 +51,7 @@ ENGINE_MAY: dict[str, set[str]] = {
         "scheduler",
         "model",
         "sampling",
+        "profiler",
         "text",
         "telemetry",
         "flags",
@@ -60,7 +63,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "carried": {"model", "text"},
 }
 WIRES = {"serve", "service"}  # put all parts together: they may import each
-USES_KERNELS = {"model", "sampling", "core", *WIRES}
+USES_KERNELS = {"model", "sampling", "core", "profiler", *WIRES}
 
 # Third-party packages that a part may not import, at any time: the console and the scheduler run without them.
 WITHOUT: dict[str, set[str]] = {
@@ -74,6 +77,7 @@ WITHOUT: dict[str, set[str]] = {
     "engine/preflight.py": {"torch", "numpy"},
     "engine/folder.py": {"torch", "numpy"},
     "engine/sequence.py": {"torch", "numpy"},
+    "engine/control/span_messages.py": {"torch", "numpy", "aiohttp"},
 }
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..telemetry import records
-from . import protocol
+from . import protocol, span_messages
 from .endpoints import ENDPOINTS, EVERYWHERE, STREAMED
 
 _HEAD = f"""\
 # Messages of the control socket
 
-Written by `make docs` from engine/control/protocol.py; edit there. How to use them is in [control.md](control.md).
+Written by `make docs` from the messages in engine/control; edit there. How to use them is in [control.md](control.md).
 Protocol {protocol.PROTOCOL}. Times of day are Unix seconds, durations and ages seconds, memory bytes.
 """
 
@@ -41,9 +41,10 @@ class Message:
 
 
 def messages() -> list[Message]:
-    """The structs of protocol.py in the order of the file, then the step record, which is telemetry's own."""
+    """The structs in the order of their files, then the step record, which is telemetry's own."""
     step_record = [each for each in _structs(records) if each.name == "StepRecord"]
-    return [each for each in _structs(protocol) if each.name != "NoQuery"] + step_record
+    named = [each for each in _structs(protocol) if each.name != "NoQuery"]
+    return named + _structs(span_messages) + step_record
 
 
 def _structs(module: ModuleType) -> list[Message]:
@@ -92,6 +93,8 @@ def _endpoints() -> list[str]:
     ]
     for endpoint in ENDPOINTS:
         answer = _link(endpoint.answer) if endpoint.answer else "OpenAPI 3.1"
+        if endpoint.or_na:
+            answer += f" or {_link(protocol.NA)}"
         if endpoint.stream:
             answer = "events: " + ", ".join(f"`{name}` {_link(each)}" for name, each in STREAMED.items())
         cells = (

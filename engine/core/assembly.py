@@ -24,6 +24,8 @@ from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.deepseek import DeepseekModel
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
+from ..profiler.cuda import CudaDevice
+from ..profiler.profiler import Profiler
 from ..sampling.sampler import Sampler
 from ..scheduler.pages import PageManager
 from ..scheduler.scheduler import Scheduler
@@ -39,6 +41,7 @@ from .inbox import Inbox
 from .interface import EngineInfo
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
+from .sites import NOT_TIMED, sites_of
 
 log = logging.getLogger("arc.engine")
 
@@ -166,6 +169,13 @@ def assemble(
         observer=ring,
         events=events,
     )
+    profiler = Profiler(
+        lambda: sites_of(engine),
+        stamps=kernels.stamps,
+        device=_timed_device(device),
+        not_timed=NOT_TIMED,
+        publish=counters.set_span_seconds,
+    )
     port = EnginePort(
         engine=engine,
         handle=handle,
@@ -174,10 +184,18 @@ def assemble(
         events=events,
         ring=ring,
         memory=memory,
+        profiler=profiler,
         put_in_force=put_in_force,
         on_drained=on_drained,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _timed_device(device: torch.device) -> CudaDevice | NA:
+    """The device whose own time the profiler tells from the host's."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    return NA(f"{device.type} has no stream apart from the host")
 
 
 def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:

@@ -18,11 +18,25 @@ from ..control import commands
 from ..control.changes import FlagChanges, Pending
 from ..control.engine_port import Published
 from ..control.events import EventLog
-from ..control.protocol import Applied, Cancelled, DrainStarted, Flushed, MemoryPart, Pages, SequenceView
+from ..control.protocol import (
+    NA,
+    Applied,
+    Cancelled,
+    DrainStarted,
+    Flushed,
+    Instruments,
+    MemoryPart,
+    Pages,
+    SequenceView,
+)
+from ..control.span_messages import Build, SpanReport, Trace
 from ..flags import FlagError, FlagReason, Value
+from ..profiler.profiler import Profiler
+from ..profiler.sites import Detail
 from ..scheduler.types import SchedulerConfig
 from ..sequence import FinishReason, Sequence, Status
 from ..telemetry.records import StepRecord
+from ..version import UNKNOWN
 from .engine import Engine
 from .handle import LocalHandle
 from .interface import EngineInfo
@@ -80,6 +94,7 @@ class EnginePort:
         events: EventLog,
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
+        profiler: Profiler,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -92,6 +107,7 @@ class EnginePort:
         self._engine = engine
         self._handle = handle
         self._memory = memory
+        self._profiler = profiler
         self._put_in_force = put_in_force
         self._on_drained = on_drained
         self._changes = FlagChanges(
@@ -101,6 +117,7 @@ class EnginePort:
         self._drain_until: float | None = None
         self._drain_done = False
         self._wanted = False
+        self._profile(settings)
         self._published = self._build()
         engine.at_border = self._at_border
         engine.idle_until = self._idle_until
@@ -128,6 +145,29 @@ class EnginePort:
     def memory(self) -> tuple[MemoryPart, ...]:
         return self._memory
 
+    def spans(self, window: float) -> SpanReport | NA:
+        return self._profiler.report(self._build_of(), window) or _never_profiled()
+
+    def trace(self, seconds: float) -> Trace | NA:
+        return self._profiler.trace(self._build_of(), seconds) or _never_profiled()
+
+    def instruments(self) -> Instruments:
+        return self._profiler.instruments()
+
+    def _build_of(self) -> Build:
+        info, settings = self.info, self.settings
+        known = info.revision != UNKNOWN
+        return Build(
+            version=info.version,
+            revision=info.revision,
+            dirty=info.revision.endswith("-dirty") if known else NA("the revision is not known"),
+            model=info.model,
+            dtype=info.dtype,
+            device=info.device,
+            profile=settings.profile,
+            flags={name: settings[name] for name in settings.differs()},
+        )
+
     # -- at a step border -----------------------------------------------------------------------------------------
 
     def _at_border(self) -> None:
@@ -139,6 +179,7 @@ class EnginePort:
             self._go_on_draining(now)
         if self._wanted:
             self._wanted = False
+            self._profiler.flush()
             self._published = self._build()
 
     def _idle_until(self) -> float | None:
@@ -243,6 +284,11 @@ class EnginePort:
     def _on_change(self, old: Settings, new: Settings) -> None:
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
+        self._profile(new)
+
+    def _profile(self, settings: Settings) -> None:
+        detail = Detail[settings.get_str("profile.detail").upper()]
+        self._profiler.configure(settings.get_bool("profile.enabled"), detail)
 
     # -- what is published ----------------------------------------------------------------------------------------
 
@@ -261,6 +307,10 @@ class EnginePort:
             draining=self._draining,
             sequences=tuple(_view(seq, now) for seq in sequences),
         )
+
+
+def _never_profiled() -> NA:
+    return NA("nothing was recorded yet: `arc set profile.enabled=on`")
 
 
 def _view(seq: Sequence, now: float) -> SequenceView:

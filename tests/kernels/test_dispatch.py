@@ -52,7 +52,7 @@ def test_the_reference_takes_every_operation():
 
 
 def test_every_field_of_a_kernel_set_is_an_operation():
-    assert {f.name for f in fields(KernelSet)} == {*OPERATIONS, "resolutions"}
+    assert {f.name for f in fields(KernelSet)} == {*OPERATIONS, "resolutions", "stamps"}
 
 
 def test_auto_asks_in_order_and_keeps_every_refusal():
