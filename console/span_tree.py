@@ -9,7 +9,7 @@ from typing import Literal
 from ..engine.control import span_messages as s
 from ..engine.control.protocol import NA
 
-SortKey = Literal["tree", "name", "calls", "wall", "self", "sync", "device"]
+SortKey = Literal["tree", "name", "calls", "wall", "self", "sync", "device", "joined"]
 SORT_KEYS: tuple[SortKey, ...] = ("tree", "wall", "self", "device", "sync", "calls", "name")
 
 Number = float | NA
@@ -81,25 +81,27 @@ def _unknown_last(number: Number) -> tuple[int, float]:
 
 
 def arranged(tree: Iterable[Node], key: SortKey, *, turned: bool = False) -> list[Node]:
-    """Siblings by `key`, largest first, each followed by what is under it."""
+    """Siblings by `key`, largest first, each followed by what is under it. `joined`: in the order in which they come,
+    for nodes of two trees one after the other."""
     tree = list(tree)
     if key == "tree" and not turned:
         return tree
     under: dict[str, list[Node]] = {}
     for node in tree:
-        under.setdefault(node.path.rpartition("/")[0], []).append(node)
+        under.setdefault(f"{node.kind} {node.path.rpartition('/')[0]}", []).append(node)
     ordered: list[Node] = []
     sort = _SORTS.get(key)
 
-    def walk(parent: str) -> None:
-        siblings = under.get(parent, [])
+    def walk(siblings: list[Node]) -> None:
         if sort is not None:
             siblings = sorted(siblings, key=sort)
         for node in reversed(siblings) if turned else siblings:
             ordered.append(node)
-            walk(node.path)
+            walk(under.get(node.key, []))
 
-    walk("")
+    for root in tree:
+        if not root.depth:
+            walk([root])
     return ordered
 
 
@@ -117,18 +119,21 @@ def _shown(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-def proof_line(proof: s.Proof) -> str:
-    """Whether the numbers can be trusted, and what was looked at to know."""
+def proof_line(proof: s.Proof, *, brief: bool = False) -> str:
+    """Whether the numbers can be trusted, and what was looked at to know. `brief` leaves out why something is NA."""
     test = proof.self_test
     if test is None:
-        tested = "NA" if proof.no_self_test is None else f"NA ({proof.no_self_test.na})"
+        tested = "NA" if brief or proof.no_self_test is None else f"NA ({proof.no_self_test.na})"
     else:
-        tested = f"{'pass' if test.passed else 'FAIL'}, {test.ratio:.1f}x"
+        tested = f"{'pass' if test.passed else 'FAIL'} {test.ratio:.1f}x"
     unresolved = proof.unresolved_device_spans
-    missing = "NA" if isinstance(unresolved, NA) else f"{unresolved:,}"
-    wrong = "; ".join(proof.failures)
-    words = {"pass": "proof PASS", "fail": f"proof FAIL: {wrong}", "none": "proof: no step to judge"}
-    return (
-        f"{words[proof.verdict]}   self-test {tested}   unresolved {missing}   misnested {proof.misnested_spans:,}   "
-        f"lost {proof.lost_spans:,}   violations {sum(proof.violations.values()):,}"
+    facts = (
+        {"pass": "proof PASS", "fail": "proof FAIL", "none": "proof --"}[proof.verdict],
+        f"self-test {tested}",
+        f"unresolved {'NA' if isinstance(unresolved, NA) else f'{unresolved:,}'}",
+        f"misnested {proof.misnested_spans:,}",
+        f"lost {proof.lost_spans:,}",
+        f"violations {sum(proof.violations.values()):,}",
+        *proof.failures,
     )
+    return " · ".join(facts)
