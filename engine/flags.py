@@ -216,6 +216,17 @@ _DECLARED: tuple[Flag, ...] = (
         "threads that compute on the CPU; auto leaves one of this process's cores to the API and the control socket",
         RESTART, unit="threads", low=1, high=1024, words=("auto",),
     ),
+    # the instruments
+    Flag(
+        "profile.enabled", "bool", False,
+        "time where each step goes: the spans of `arc spans`; off costs nothing",
+        LIVE,
+    ),
+    Flag(
+        "profile.detail", "choice", "layer",
+        "how deep spans go: the parts of a step; its layers too; the operations in each layer too",
+        LIVE, choices=("step", "layer", "op"), danger="op costs a few percent of the steps that it times",
+    ),
     # the HTTP API
     Flag(
         "http.host", "str", "127.0.0.1",

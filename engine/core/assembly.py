@@ -27,6 +27,8 @@ from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.deepseek import DeepseekModel
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
+from ..profiler.cuda import CudaDevice
+from ..profiler.profiler import Profiler
 from ..sampling.sampler import Sampler
 from ..scheduler.pages import PageManager
 from ..scheduler.scheduler import Scheduler
@@ -42,6 +44,7 @@ from .inbox import Inbox
 from .interface import EngineInfo
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
+from .sites import NOT_TIMED, sites_of
 
 log = logging.getLogger("arc.engine")
 
@@ -175,6 +178,13 @@ def assemble(
         observer=ring,
         events=events,
     )
+    profiler = Profiler(
+        lambda: sites_of(engine),
+        stamps=kernels.stamps,
+        device=_timed_device(device),
+        not_timed=NOT_TIMED,
+        publish=counters.set_span_seconds,
+    )
     port = EnginePort(
         engine=engine,
         handle=handle,
@@ -184,6 +194,7 @@ def assemble(
         ring=ring,
         memory=memory,
         allocator=allocator,
+        profiler=profiler,
         put_in_force=put_in_force,
         on_drained=on_drained,
     )
@@ -208,6 +219,13 @@ def _allocator(counters: AllocatorCounters, device: torch.device) -> Allocator:
     if device.type == "cuda":
         return CacheGovernor(counters, TorchCuda(device), str(device))
     return HostPool(counters, free=lambda: capacity.free_memory(device))
+
+
+def _timed_device(device: torch.device) -> CudaDevice | NA:
+    """The device whose own time the profiler tells from the host's."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    return NA(f"{device.type} has no stream apart from the host")
 
 
 def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:

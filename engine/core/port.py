@@ -19,21 +19,27 @@ from ..control.changes import FlagChanges, Pending
 from ..control.engine_port import Published
 from ..control.events import EventLog
 from ..control.protocol import (
+    NA,
     Applied,
     Cancelled,
     DrainStarted,
     Flushed,
+    Instruments,
     MemoryPart,
     Pages,
     SequenceView,
     Trimmed,
 )
+from ..control.span_messages import Build, SpanReport, Trace
 from ..flags import FlagError, FlagReason, Value
 from ..memory.allocator import Allocator
 from ..memory.cap import Cap
+from ..profiler.profiler import Profiler
+from ..profiler.sites import Detail
 from ..scheduler.types import SchedulerConfig
 from ..sequence import FinishReason, Sequence, Status
 from ..telemetry.records import StepRecord
+from ..version import UNKNOWN
 from .engine import Engine
 from .handle import LocalHandle
 from .interface import EngineInfo
@@ -92,6 +98,7 @@ class EnginePort:
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
         allocator: Allocator,
+        profiler: Profiler,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -105,6 +112,7 @@ class EnginePort:
         self._handle = handle
         self._memory = memory
         self._allocator = allocator
+        self._profiler = profiler
         self._put_in_force = put_in_force
         self._on_drained = on_drained
         self._changes = FlagChanges(
@@ -115,6 +123,7 @@ class EnginePort:
         self._drain_until: float | None = None
         self._drain_done = False
         self._wanted = False
+        self._profile(settings)
         self._published = self._build()
         engine.at_border = self._at_border
         engine.idle_until = self._idle_until
@@ -142,6 +151,29 @@ class EnginePort:
     def memory(self) -> tuple[MemoryPart, ...]:
         return self._memory
 
+    def spans(self, window: float) -> SpanReport | NA:
+        return self._profiler.report(self._build_of(), window) or _never_profiled()
+
+    def trace(self, seconds: float) -> Trace | NA:
+        return self._profiler.trace(self._build_of(), seconds) or _never_profiled()
+
+    def instruments(self) -> Instruments:
+        return self._profiler.instruments()
+
+    def _build_of(self) -> Build:
+        info, settings = self.info, self.settings
+        known = info.revision != UNKNOWN
+        return Build(
+            version=info.version,
+            revision=info.revision,
+            dirty=info.revision.endswith("-dirty") if known else NA("the revision is not known"),
+            model=info.model,
+            dtype=info.dtype,
+            device=info.device,
+            profile=settings.profile,
+            flags={name: settings[name] for name in settings.differs()},
+        )
+
     # -- at a step border -----------------------------------------------------------------------------------------
 
     def _at_border(self) -> None:
@@ -153,6 +185,7 @@ class EnginePort:
             self._go_on_draining(now)
         if self._wanted:
             self._wanted = False
+            self._profiler.flush()
             self._published = self._build()
 
     def _idle_until(self) -> float | None:
@@ -263,6 +296,7 @@ class EnginePort:
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
         self._arm(new)
+        self._profile(new)
 
     def _arm(self, settings: Settings) -> None:
         before = self._allocator.cap
@@ -275,6 +309,10 @@ class EnginePort:
         log.info("the allocator holds %s", _bound(cap))
         if cap.bytes is None:
             self.events.add("allocator", f"the allocator holds {_bound(cap)}", step=self._engine.steps)
+
+    def _profile(self, settings: Settings) -> None:
+        detail = Detail[settings.get_str("profile.detail").upper()]
+        self._profiler.configure(settings.get_bool("profile.enabled"), detail)
 
     # -- what is published ----------------------------------------------------------------------------------------
 
@@ -302,6 +340,10 @@ def _bound(cap: Cap) -> str:
         if cap.bytes is None
         else f"{cap.bytes >> 20:,} MiB at most: {cap.why}"
     )
+
+
+def _never_profiled() -> NA:
+    return NA("nothing was recorded yet: `arc set profile.enabled=on`")
 
 
 def _view(seq: Sequence, now: float) -> SequenceView:

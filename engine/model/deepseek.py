@@ -120,8 +120,10 @@ class DeepseekModel:
         norms = [*(layer.attention_norm for layer in self.layers[1:]), self._final_norm]
         x = self._kernels.rms_norm(residual, self.layers[0].attention_norm, eps, self.dtype)
         for layer, next_norm, latents in zip(self.layers, norms, cache.layers, strict=True):
-            x = self._kernels.add_rms_norm(residual, layer.attention(x, latents, step), layer.mlp_norm, eps)
-            x = self._kernels.add_rms_norm(residual, layer.mlp(x), next_norm, eps)
+            x = self._kernels.add_rms_norm(
+                residual, layer.attention.forward(x, latents, step), layer.mlp_norm, eps
+            )
+            x = self._kernels.add_rms_norm(residual, layer.mlp.forward(x), next_norm, eps)
         return x
 
     def plan(self, batch: ForwardBatch, page_size: int) -> StepPlan:
