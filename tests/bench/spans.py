@@ -1,6 +1,6 @@
 """What the spans cost: a site off and on, and whole steps at each detail against steps without.
 
-    python -m tests.bench.spans [common | carried] [--rows 32] [--steps 4] [--rounds 100]
+    python -m tests.bench.spans [common | carried] [--rows 32] [--steps 20] [--rounds 40]
 
 The engine runs in this process, without HTTP and with one thread, so that nothing else is in the ratio. Off and on take
 turns within one run, in blocks of steps over the same sequences, and each pair of neighbours gives one ratio, of wall
@@ -193,8 +193,8 @@ def main() -> None:
     )
     parser.add_argument("shape", choices=("carried", "common"), default="carried", nargs="?")
     parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
     if 2 * options.rounds * (options.steps + 1) > _TOKENS - 100:
         parser.error("so many rounds and steps would end the sequences: take fewer of either")
