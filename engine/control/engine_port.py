@@ -16,6 +16,7 @@ import msgspec
 from ..config import Settings
 from ..core.interface import EngineInfo
 from ..telemetry.records import Counters, StepRecord
+from .allocator_messages import AllocatorState
 from .changes import Pending
 from .commands import Command
 from .events import EventLog
@@ -35,6 +36,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     pages: Pages
     draining: bool
     sequences: tuple[SequenceView, ...]  # running ones first, each group by arrival
+    allocator: AllocatorState | None = None
 
 
 class ControlPort(Protocol):

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..telemetry import records
-from . import protocol, span_messages
+from . import allocator_messages, protocol, span_messages
 from .endpoints import ENDPOINTS, EVERYWHERE, STREAMED
+
+_MODULES = (protocol, span_messages, allocator_messages)
 
 _HEAD = f"""\
 # Messages of the control socket
@@ -41,10 +43,10 @@ class Message:
 
 
 def messages() -> list[Message]:
-    """The structs in the order of their files, then the step record, which is telemetry's own."""
+    """The structs of each module in the order of the file, then the step record, which is telemetry's own."""
+    structs = [each for module in _MODULES for each in _structs(module)]
     step_record = [each for each in _structs(records) if each.name == "StepRecord"]
-    named = [each for each in _structs(protocol) if each.name != "NoQuery"]
-    return named + _structs(span_messages) + step_record
+    return [each for each in structs if each.name != "NoQuery"] + step_record
 
 
 def _structs(module: ModuleType) -> list[Message]:

@@ -35,7 +35,8 @@ from .protocol import (
 LATENCY_BOUNDS = SECONDS
 
 _CAPABILITIES = (
-    "actions", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "spans", "stream", "trace",
+    "actions", "allocator", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "spans",
+    "stream", "trace",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
@@ -168,7 +169,10 @@ class Engine:
             self.scheduler.abort(step)
             self._open = None
             self._fault([row.seq for row in step.rows], f"step {self.steps} failed: {error!r}")
+            # Whoever keeps the error, such as a log handler, keeps no buffer of the step by it.
+            traceback.clear_frames(error.__traceback__)
             result = None
+        self.runner.end_step()
         self.publish(step, began, scheduled, result)
         return result is not None
 

@@ -28,9 +28,12 @@ from ..control.protocol import (
     MemoryPart,
     Pages,
     SequenceView,
+    Trimmed,
 )
 from ..control.span_messages import Build, SpanReport, Trace
 from ..flags import FlagError, FlagReason, Value
+from ..memory.allocator import Allocator
+from ..memory.cap import Cap
 from ..profiler.profiler import Profiler
 from ..profiler.sites import Detail
 from ..scheduler.types import SchedulerConfig
@@ -95,6 +98,7 @@ class EnginePort:
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
         profiler: Profiler,
+        allocator: Allocator,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -108,11 +112,13 @@ class EnginePort:
         self._handle = handle
         self._memory = memory
         self._profiler = profiler
+        self._allocator = allocator
         self._put_in_force = put_in_force
         self._on_drained = on_drained
         self._changes = FlagChanges(
             settings, events, envelope=self._envelope, drains=self._drains, on_change=self._on_change
         )
+        self._arm(settings)
         self._draining = False
         self._drain_until: float | None = None
         self._drain_done = False
@@ -198,9 +204,7 @@ class EnginePort:
             case commands.FlushPrefix():
                 return self._flush_prefix(step)
             case commands.TrimAllocator():
-                raise commands.Unsupported(
-                    "there is no allocator to trim: buffers are the system's own in this build"
-                )
+                return self._trim(step)
             case _:
                 assert_never(command)
 
@@ -253,6 +257,13 @@ class EnginePort:
         flush = self._engine.scheduler.pages.flush()
         return Flushed(step=step, dropped=flush.dropped, kept=flush.kept, why_kept=flush.why_kept or "")
 
+    def _trim(self, step: int) -> Trimmed:
+        if self._allocator.cap is None:
+            raise commands.Unsupported("alloc.enabled is off: there is nothing to trim")
+        freed = self._allocator.trim()
+        cap = self._allocator.cap
+        return Trimmed(step=step, freed=freed, held=self._allocator.counters.held, cap=cap.bytes)
+
     # -- flags ----------------------------------------------------------------------------------------------------
 
     def _envelope(self, values: Mapping[str, Value]) -> Mapping[str, FlagError]:
@@ -284,11 +295,24 @@ class EnginePort:
     def _on_change(self, old: Settings, new: Settings) -> None:
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
+        self._arm(new)
         self._profile(new)
 
     def _profile(self, settings: Settings) -> None:
         detail = Detail[settings.get_str("profile.detail").upper()]
         self._profiler.configure(settings.get_bool("profile.enabled"), detail)
+
+    def _arm(self, settings: Settings) -> None:
+        before = self._allocator.cap
+        self._allocator.configure(
+            settings.get_bool("alloc.enabled"), settings.get_int_or_none("alloc.cap_mib")
+        )
+        cap = self._allocator.cap
+        if cap is None or cap == before:
+            return
+        log.info("the allocator holds %s", _bound(cap))
+        if cap.bytes is None:
+            self.events.add("allocator", f"the allocator holds {_bound(cap)}", step=self._engine.steps)
 
     # -- what is published ----------------------------------------------------------------------------------------
 
@@ -306,11 +330,20 @@ class EnginePort:
             pages=Pages(total=self.info.pages, used=pages.used, cached=pages.cached, free=pages.free),
             draining=self._draining,
             sequences=tuple(_view(seq, now) for seq in sequences),
+            allocator=self._allocator.state(),
         )
 
 
 def _never_profiled() -> NA:
     return NA("nothing was recorded yet: `arc set profile.enabled=on`")
+
+
+def _bound(cap: Cap) -> str:
+    return (
+        f"as much as it comes to: {cap.why}"
+        if cap.bytes is None
+        else f"{cap.bytes >> 20:,} MiB at most: {cap.why}"
+    )
 
 
 def _view(seq: Sequence, now: float) -> SequenceView:

@@ -12,6 +12,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from ..memory.allocator import Allocator
 from ..model.batch import ForwardBatch
 from ..model.cache import LatentCache
 from ..model.deepseek import DeepseekModel
@@ -39,11 +40,18 @@ NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0, 0.0)  # of a step without rows
 
 class Runner:
     def __init__(
-        self, model: DeepseekModel, cache: LatentCache, sampler: Sampler, page_size: int, pages: int
+        self,
+        model: DeepseekModel,
+        cache: LatentCache,
+        sampler: Sampler,
+        allocator: Allocator,
+        page_size: int,
+        pages: int,
     ) -> None:
         """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
         self.model = model
         self.cache = cache
+        self.allocator = allocator
         self.sampler = sampler
         self._page_size = page_size
         self._device = model.device
@@ -81,6 +89,10 @@ class Runner:
         batch = self.lay_out(step)
         layout = time.perf_counter() - began
         return self.model.forward(batch, self.cache).logits, layout
+
+    def end_step(self) -> None:
+        """After `run` has returned or raised and its frame is gone: the step's buffers are back."""
+        self.allocator.end_step()
 
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import Packed, Plan
+from ...kernels.operations import AttentionOperands, Packed, Plan
 from .batch import ForwardBatch
 from .config import ModelConfig
 from .rope import paired_rows
@@ -98,6 +98,18 @@ class Attention:
             of_latent = source.get(f"{name}.bias", (config.latent_width,))
             bias = torch.cat((of_query, _pair_tail(of_latent, config.rope_dim, order)))
         self._down: Packed = self._kernels.linear.pack(weight, bias)
+
+    def operands(self, norm: Tensor) -> AttentionOperands:
+        """What a backend needs that runs whole layers; `norm` [H] fp32 comes before this layer's attention."""
+        return AttentionOperands(
+            norm=norm,
+            down=self._down,
+            query_norm=None if self._query_up is None else self._query_norm,
+            query_up=self._query_up,
+            latent_norm=self._latent_norm,
+            kv_up=self._kv_up,
+            out=self._out,
+        )
 
     def _load_up(self, config: ModelConfig, source: WeightSource, prefix: str) -> None:
         self._query_up: Packed | None = None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import Packed
+from ...kernels.operations import ExpertOperands, Packed
 from .config import ModelConfig, Routing
 from .weights import WeightSource
 
@@ -21,6 +21,9 @@ class DenseMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         return self._kernels.gated_mlp(x, self._weights)
+
+    def operands(self) -> Packed:
+        return self._weights
 
 
 class Experts:
@@ -48,6 +51,9 @@ class Experts:
         """x [T, H] of the step's tokens, all at once."""
         weights, indices = self.gate(x)
         return self.experts(x, weights, indices)
+
+    def operands(self) -> ExpertOperands:
+        return ExpertOperands(self._gate, self._bias, self._routing, self._experts)
 
     def gate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernels.moe_gate(x, self._gate, self._bias, self._routing)
