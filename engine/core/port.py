@@ -293,10 +293,10 @@ class EnginePort:
         return tuple(drains)
 
     def _on_change(self, old: Settings, new: Settings) -> None:
+        self._profile(new)  # first: it asks the device, so it is the one that may fail
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
         self._arm(new)
-        self._profile(new)
 
     def _profile(self, settings: Settings) -> None:
         detail = Detail[settings.get_str("profile.detail").upper()]
