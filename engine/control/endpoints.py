@@ -48,9 +48,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v1/flags", "flags", "Every flag: value, source, bounds, reach, meaning", p.Flags),
     Endpoint("GET", "/v1/config", "config", "Effective values and all their layers", p.Config),
     Endpoint("GET", "/v1/memory", "memory", "Memory by component", p.Memory),
-    Endpoint("GET", "/v1/allocator", "allocator", "What the allocator holds", a.Allocator, a.AllocatorQuery),
     Endpoint("GET", "/v1/spans", "spans", "Where a step's time goes", s.SpanReport, s.SpansQuery, or_na=True),
     Endpoint("GET", "/v1/trace", "trace", "Single calls, for a timeline", s.Trace, s.TraceQuery, or_na=True),
+    Endpoint("GET", "/v1/allocator", "allocator", "What the allocator holds", a.Allocator, a.AllocatorQuery),
     Endpoint("GET", "/v1/stream", "stream", "Snapshots and events as they come", None, p.StreamQuery, stream=True),
     Endpoint(
         "PATCH", "/v1/flags", "patch_flags", "Change flags: all or none", p.Applied, body=p.FlagsPatch, errors=_FLAGS

@@ -43,7 +43,6 @@ WATCHED = 0.25  # seconds: while a step is under way, a state as young as that i
 FRESH_ENOUGH = 0.02  # seconds: younger than that is as good as new
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
-_INSTRUMENTS = "this engine has no {} instrument yet"
 
 
 @dataclass(frozen=True, slots=True)

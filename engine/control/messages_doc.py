@@ -43,9 +43,9 @@ class Message:
 
 
 def messages() -> list[Message]:
-    """The structs in the order of their files, then the step record, which is telemetry's own."""
-    step_record = [each for each in _structs(records) if each.name == "StepRecord"]
+    """The structs of each module in the order of the file, then the step record, which is telemetry's own."""
     structs = [each for module in _MODULES for each in _structs(module)]
+    step_record = [each for each in _structs(records) if each.name == "StepRecord"]
     return [each for each in structs if each.name != "NoQuery"] + step_record
 
 

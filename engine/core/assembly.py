@@ -182,7 +182,7 @@ def assemble(
         lambda: sites_of(engine),
         stamps=kernels.stamps,
         device=_timed_device(device),
-        not_timed=NOT_TIMED,
+        not_timed=NOT_TIMED if kernels.stamps is None else {},
         publish=counters.set_span_seconds,
     )
     port = EnginePort(
@@ -193,12 +193,19 @@ def assemble(
         events=events,
         ring=ring,
         memory=memory,
-        allocator=allocator,
         profiler=profiler,
+        allocator=allocator,
         put_in_force=put_in_force,
         on_drained=on_drained,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _timed_device(device: torch.device) -> CudaDevice | NA:
+    """The device whose own time the profiler tells from the host's."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    return NA(f"{device.type} has no stream apart from the host")
 
 
 def _who_runs_what(kernels: KernelSet) -> str:
@@ -219,13 +226,6 @@ def _allocator(counters: AllocatorCounters, device: torch.device) -> Allocator:
     if device.type == "cuda":
         return CacheGovernor(counters, TorchCuda(device), str(device))
     return HostPool(counters, free=lambda: capacity.free_memory(device))
-
-
-def _timed_device(device: torch.device) -> CudaDevice | NA:
-    """The device whose own time the profiler tells from the host's."""
-    if device.type == "cuda":
-        return CudaDevice(device)
-    return NA(f"{device.type} has no stream apart from the host")
 
 
 def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:

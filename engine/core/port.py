@@ -97,8 +97,8 @@ class EnginePort:
         events: EventLog,
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
-        allocator: Allocator,
         profiler: Profiler,
+        allocator: Allocator,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -111,8 +111,8 @@ class EnginePort:
         self._engine = engine
         self._handle = handle
         self._memory = memory
-        self._allocator = allocator
         self._profiler = profiler
+        self._allocator = allocator
         self._put_in_force = put_in_force
         self._on_drained = on_drained
         self._changes = FlagChanges(
@@ -293,10 +293,14 @@ class EnginePort:
         return tuple(drains)
 
     def _on_change(self, old: Settings, new: Settings) -> None:
+        self._profile(new)  # first: it asks the device, so it is the one that may fail
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
         self._arm(new)
-        self._profile(new)
+
+    def _profile(self, settings: Settings) -> None:
+        detail = Detail[settings.get_str("profile.detail").upper()]
+        self._profiler.configure(settings.get_bool("profile.enabled"), detail)
 
     def _arm(self, settings: Settings) -> None:
         before = self._allocator.cap
@@ -309,10 +313,6 @@ class EnginePort:
         log.info("the allocator holds %s", _bound(cap))
         if cap.bytes is None:
             self.events.add("allocator", f"the allocator holds {_bound(cap)}", step=self._engine.steps)
-
-    def _profile(self, settings: Settings) -> None:
-        detail = Detail[settings.get_str("profile.detail").upper()]
-        self._profiler.configure(settings.get_bool("profile.enabled"), detail)
 
     # -- what is published ----------------------------------------------------------------------------------------
 
@@ -334,16 +334,16 @@ class EnginePort:
         )
 
 
+def _never_profiled() -> NA:
+    return NA("nothing was recorded yet: `arc set profile.enabled=on`")
+
+
 def _bound(cap: Cap) -> str:
     return (
         f"as much as it comes to: {cap.why}"
         if cap.bytes is None
         else f"{cap.bytes >> 20:,} MiB at most: {cap.why}"
     )
-
-
-def _never_profiled() -> NA:
-    return NA("nothing was recorded yet: `arc set profile.enabled=on`")
 
 
 def _view(seq: Sequence, now: float) -> SequenceView:

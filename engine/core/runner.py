@@ -78,10 +78,6 @@ class Runner:
             sample=done - ran,
         )
 
-    def end_step(self) -> None:
-        """After `run` has returned or raised and its frame is gone: the step's buffers are back."""
-        self.allocator.end_step()
-
     def forward(self, step: Step) -> tuple[torch.Tensor, float]:
         """The logits of the rows that sample, and the seconds that laying out the batch took: a step's prompt or decode
         part, as the profiler names it."""
@@ -93,6 +89,10 @@ class Runner:
         batch = self.lay_out(step)
         layout = time.perf_counter() - began
         return self.model.forward(batch, self.cache).logits, layout
+
+    def end_step(self) -> None:
+        """After `run` has returned or raised and its frame is gone: the step's buffers are back."""
+        self.allocator.end_step()
 
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""

@@ -20,6 +20,7 @@ FORWARD = "model_forward"
 _ONE_CALL = (
     "the operation moe_experts takes it in one call; a backend that times its own sections tells it apart"
 )
+# Where the backend does not time its own sections.
 NOT_TIMED: Mapping[str, str] = MappingProxyType(
     {"dispatch": _ONE_CALL, "combine": _ONE_CALL, "shared": _ONE_CALL}
 )

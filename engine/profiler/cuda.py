@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import torch
 
-from .device import DeviceEvent
+
+class CudaEvent:
+    """Goes into the stream that this thread works on, of the model's card and not of the process's first one."""
+
+    __slots__ = ("_device", "_event")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def elapsed_time(self, end_event: CudaEvent) -> float:
+        return self._event.elapsed_time(end_event._event)
 
 
 class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        with torch.cuda.device(device):
-            self._cycles = torch.cuda.clock_rate(device) * 1e6  # a second, at the rate of now
+        self._cycles = torch.cuda.clock_rate(device) * 1e6  # a second, at the rate of now
 
-    def event(self) -> DeviceEvent:
-        return torch.cuda.Event(enable_timing=True)
+    def event(self) -> CudaEvent:
+        return CudaEvent(self._device)
 
     def busy(self, seconds: float) -> None:
         with torch.cuda.device(self._device):

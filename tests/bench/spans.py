@@ -1,6 +1,6 @@
 """What the spans cost: a site off and on, and whole steps at each detail against steps without.
 
-    python -m tests.bench.spans [common | carried] [--rows 32] [--steps 15] [--rounds 12]
+    python -m tests.bench.spans [common | carried] [--rows 32] [--steps 20] [--rounds 40]
 
 The engine runs in this process, without HTTP and with one thread, so that nothing else is in the ratio. Off and on take
 turns within one run, in blocks of steps over the same sequences, and each pair of neighbours gives one ratio, of wall
@@ -17,22 +17,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from arc.engine.config import load
 from arc.engine.control.protocol import NA
-from arc.engine.control.span_messages import Build
 from arc.engine.core.assembly import Assembly, assemble
 from arc.engine.core.sites import sites_of
 from arc.engine.folder import CARRIED
 from arc.engine.profiler.profiler import Profiler
 from arc.engine.profiler.sites import Detail, Role, Site, StepFacts
-from arc.engine.sequence import Request, SamplingParams
+from arc.engine.sequence import FinishReason, Request, SamplingParams
 
-_CALLS = 20_000
+_CALLS = 50  # a step, about as many as there are spans at detail `op` in a small model
+_STEPS = 400
+_TOKENS = 1800  # that a sequence of the second part has to give: more steps would end it
 
 
 class _Toy:
@@ -70,34 +70,27 @@ def site_costs(repeats: int = 7) -> None:
     toy = _Toy(_CALLS)
     profiler = Profiler(toy.sites, stamps=None, device=NA("none"), not_timed={})
 
-    def each(run: Callable[[], None]) -> float:
+    def each() -> float:
         best = []
         for _ in range(repeats):
             began = time.thread_time_ns()
-            run()
-            best.append((time.thread_time_ns() - began) / _CALLS)
+            for _ in range(_STEPS):
+                toy.step()
+            profiler.flush()
+            best.append((time.thread_time_ns() - began) / (_CALLS * _STEPS))
         return min(best)
 
     function = toy.work.__func__  # pyright: ignore[reportFunctionMemberAccess]
-    untouched = each(toy.step)
+    untouched = each()
     profiler.configure(True, Detail.OP)
-    recorded = each(toy.step)
-    profiler.flush()
-    report = profiler.report(_no_build(), 900.0)
-    assert report is not None
-    folded = 1e9 * report.own / sum(row.calls for row in report.kinds[0].spans)
+    recorded = each()
     profiler.configure(False, Detail.OP)
-    off = each(toy.step)
+    off = each()
     same = toy.work.__func__ is function  # pyright: ignore[reportFunctionMemberAccess]
-    print(f"a call of a method that does nothing, CPU time, best of {repeats} times {_CALLS:,}:")
+    print(f"a call of a method that does nothing, CPU time, best of {repeats} times {_CALLS * _STEPS:,}:")
     print(f"  never timed      {untouched:7.1f} ns")
     print(f"  turned off again {off:7.1f} ns   the same function object: {'yes' if same else 'NO'}")
-    print(f"  timed            {recorded:7.1f} ns   so a site costs {recorded - off:.0f} ns on,")
-    print(f"                              {folded:.0f} ns of it (wall) to fold the record later", flush=True)
-
-
-def _no_build() -> Build:
-    return Build(version="", revision="", dirty=NA(""), model="", dtype="", device="", profile="", flags={})
+    print(f"  timed            {recorded:7.1f} ns   so a site costs {recorded - off:.0f} ns on", flush=True)
 
 
 def prepare(model: Path, rows: int, folder: Path) -> Assembly:
@@ -113,12 +106,13 @@ def prepare(model: Path, rows: int, folder: Path) -> Assembly:
 
 
 def fill(assembly: Assembly, rows: int) -> None:
-    """So many sequences that decode, with prompts of 16 to 128 tokens."""
+    """So many new sequences that decode, with prompts of 16 to 128 tokens."""
+    assembly.engine.end(list(assembly.engine.sequences.values()), FinishReason.CANCELLED, "another round")
     vocabulary = assembly.info.vocab_size
     for number in range(rows):
         length = 16 + (112 * number) // max(1, rows - 1)
         prompt = tuple((7 + 31 * number + 13 * place) % vocabulary for place in range(length))
-        params = SamplingParams(temperature=0.0, max_tokens=1800, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)
         name = f"r{number}-{time.monotonic_ns()}"
         assembly.engine.inbox.submit(Request(id=name, prompt=prompt, params=params, arrival=time.monotonic()))
     while assembly.engine.counters.running < rows or assembly.engine.counters.effective_batch < rows:
@@ -139,6 +133,7 @@ def took(assembly: Assembly, steps: int) -> Took:
     wall, cpu = time.perf_counter(), time.thread_time()
     for _ in range(steps):
         turn(assembly)
+    assembly.port._profiler.flush()  # what these steps left to be done later is their cost too
     return Took(time.perf_counter() - wall, time.thread_time() - cpu)
 
 
@@ -151,6 +146,7 @@ def ratios(
         times: dict[bool, Took] = {}
         for on in (False, True) if number % 2 else (True, False):
             profiler.configure(on and detail is not None, detail if detail is not None else profiler.detail)
+            turn(assembly)  # the first one makes the tree
             times[on] = took(assembly, steps)
         walls.append(times[False].wall / times[True].wall)
         cpus.append(times[False].cpu / times[True].cpu)
@@ -159,10 +155,10 @@ def ratios(
 
 
 def spread(found: list[float]) -> str:
-    error = statistics.stdev(found) / len(found) ** 0.5
-    return (
-        f"{statistics.median(found):.4f} ({min(found):.3f}..{max(found):.3f}, error of the mean {error:.4f})"
-    )
+    """The median, its standard error (as of a normal distribution with these quartiles), and the quartiles."""
+    low, middle, high = statistics.quantiles(found, n=4)
+    error = 1.253 * (high - low) / 1.349 / len(found) ** 0.5
+    return f"{middle:.4f} +-{error:.4f} ({low:.3f}..{high:.3f})"
 
 
 async def step_costs(model: Path, rows: int, steps: int, rounds: int) -> None:
@@ -179,6 +175,7 @@ async def step_costs(model: Path, rows: int, steps: int, rounds: int) -> None:
             f"{rounds} pairs of {steps} steps; throughput on / off:"
         )
         for detail in (None, Detail.STEP, Detail.LAYER, Detail.OP):
+            fill(assembly, rows)
             walls, cpus = ratios(assembly, profiler, detail, steps, rounds)
             name = "off/off" if detail is None else detail.name.lower()
             count = (
@@ -196,9 +193,11 @@ def main() -> None:
     )
     parser.add_argument("shape", choices=("carried", "common"), default="carried", nargs="?")
     parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
+    if 2 * options.rounds * (options.steps + 1) > _TOKENS - 100:
+        parser.error("so many rounds and steps would end the sequences: take fewer of either")
     site_costs()
     with tempfile.TemporaryDirectory() as folder:
         model = CARRIED

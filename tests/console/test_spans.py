@@ -18,6 +18,7 @@ from arc.console.main import arc
 from arc.console.span_compare import differences, pairs, read_report
 from arc.console.span_tree import arranged, nodes
 from arc.engine.control import span_messages as s
+from arc.engine.core.assembly import Assembly
 from arc.engine.profiler.sites import Detail
 from click.testing import CliRunner, Result
 
@@ -331,7 +332,7 @@ async def test_a_capture_of_an_idle_engine_writes_nothing_and_says_so(
 
 
 @contextlib.asynccontextmanager
-async def working(assembly: Any) -> AsyncIterator[None]:
+async def working(assembly: Assembly) -> AsyncIterator[None]:
     """Requests without end while the body runs."""
     ended = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from arc.engine.control.protocol import NA
 from arc.engine.profiler import recording, resolve
 from arc.engine.profiler.device import NO_EVENT, Anchor, EventRing, self_test
@@ -176,3 +177,9 @@ def test_a_trace_has_the_devices_own_times() -> None:
             start, wall = trace.device_start[at], trace.device_wall[at]
             assert start is not None and wall is not None
             assert start >= trace.start[at] - US, "the device cannot begin before the host asks"
+
+
+def test_what_is_asked_of_torch_for_a_card_is_there() -> None:
+    """cuda.py runs on a card alone; this finds at least a torch in which its names are others."""
+    for name in ("Event", "_sleep", "clock_rate", "current_stream", "synchronize", "device"):
+        assert callable(getattr(torch.cuda, name)), name
