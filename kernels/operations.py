@@ -25,10 +25,15 @@ Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and in which dtype the operations will run."""
+    """Where and in which dtype the operations will run.
+
+    weights: how those of linear, gated_mlp and moe_experts are kept: `stored`, in the dtype; `int8`; or `int4`, where
+    linear's are int8. Activations keep the dtype. What is not kept so is refused, never kept otherwise.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    weights: str = "stored"
 
 
 @dataclass(frozen=True, slots=True)

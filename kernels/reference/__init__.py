@@ -19,7 +19,11 @@ class TorchBackend:
         return None
 
     def offer(self, operation: str, target: Target) -> Any:
-        return _OPERATIONS.get(operation, Refusal(f"torch runs {operation} operation by operation"))
+        if operation == "decoder":
+            return Refusal("it runs a step operation by operation")
+        if target.weights != "stored" and operation in ("linear", "gated_mlp", "moe_experts"):
+            return Refusal(f"it keeps weights as stored, not in {target.weights}")
+        return _OPERATIONS[operation]
 
 
 _OPERATIONS: dict[str, Any] = {

@@ -49,14 +49,19 @@ def build(folder: Path, compiler: str) -> Path:
 def run(library: Path, compiler: str, options: list[str]) -> subprocess.CompletedProcess[str]:
     names = ["libasan.so", "libubsan.so"]
     paths = [
-        subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout
         for name in names
     ]
-    environ = os.environ | {
-        "LD_PRELOAD": " ".join(path.strip() for path in paths),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own are many, and the library allocates for its pool alone
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-    }
+    environ = (
+        os.environ
+        | {
+            "LD_PRELOAD": " ".join(path.strip() for path in paths),
+            "ASAN_OPTIONS": "detect_leaks=0",  # Python's own are many, and the library allocates for its pool alone
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        }
+    )
     command = [sys.executable, "-c", PROGRAM, str(library), "-n", "0", "-x", *options]
     return subprocess.run(command, env=environ, cwd=ROOT, text=True, capture_output=True, check=False)
 
