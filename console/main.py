@@ -13,6 +13,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profiles": (".commands.profiles:profiles", "List profiles, or show one with each value's source."),
     "status": (".commands.status:status", "Show what the engine is doing now."),
     "top": (".commands.top:top", "Open the console: watch an engine and change it while it runs."),
+    "replay": (
+        ".commands.replay:replay",
+        "Replay a recording of the console or of an engine's last minutes.",
+    ),
     "ps": (".commands.ps:ps", "List the engines on this machine."),
     "flags": (".commands.flags:flags", "List flags: value, source, bounds, reach, meaning."),
     "get": (".commands.flags:get", "Print one flag's value."),

@@ -18,8 +18,11 @@ from .engine_calls import EngineCalls
 from .keys import KEYS
 from .lines import Role
 from .main_screen import Main
+from .player import Player
 from .reader import Reader
-from .store import Store
+from .recording import RecordingStore
+from .session import Session
+from .store import Picture, Store
 from .themes import THEMES, styles_of
 
 
@@ -33,6 +36,7 @@ class Options:
     theme: str = "arc-dark"
     ascii_text: bool = False
     view: int = 0
+    record: Path | None = None  # what is received is written there
 
 
 class Palette(Provider):
@@ -73,18 +77,32 @@ class Console(App[None]):
         *,
         keymap: Mapping[str, str] | None = None,
         store: Store | None = None,
+        player: Player | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """With a `store` of its own nothing is read from an engine: tests and replays fill it themselves."""
+        """With a `store` of its own nothing is read from an engine: tests fill it themselves, and a `player` does.
+
+        Raises Failure when the recording that is wanted cannot be begun.
+        """
         super().__init__()
         self.options = options
         self.keymap = dict(keymap or {})
-        self.store = store or Store()
+        self.player = player
+        self.recording = RecordingStore(options.record) if options.record else None
+        self.store = store or self.recording or Store()
         self.clock = clock
         self.calls = EngineCalls(options.path, options.viewer, self._back)
         self.main = Main(self)
         self._reader = (
-            None if store else Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)
+            None
+            if store
+            else Reader(
+                options.path,
+                self.store,
+                hz=options.hz,
+                viewer=options.viewer,
+                keeps_sequences=options.record is not None,
+            )
         )
         for theme in THEMES.values():
             self.register_theme(theme)
@@ -100,7 +118,23 @@ class Console(App[None]):
     @property
     def viewer(self) -> bool:
         hello = self.store.picture.hello
-        return self.options.viewer or (hello is not None and hello.role == "viewer")
+        return (
+            self.player is not None or self.options.viewer or (hello is not None and hello.role == "viewer")
+        )
+
+    @property
+    def session(self) -> Session:
+        return Session(
+            replaying=self.player.state() if self.player else None,
+            recording=self.recording.path.name if self.recording else "",
+            trouble=self.recording.trouble if self.recording else "",
+        )
+
+    def newest(self) -> Picture:
+        """What there is to show now."""
+        if self.player:
+            self.player.show()
+        return self.store.picture
 
     @property
     def styles_by_role(self) -> Mapping[Role, Style]:
@@ -116,6 +150,8 @@ class Console(App[None]):
     def on_unmount(self) -> None:
         if self._reader:
             self._reader.stop()
+        if self.recording:
+            self.recording.close()
 
     def wants_sequences(self, wanted: bool) -> None:
         if self._reader:

@@ -36,7 +36,9 @@ class Changes:
 
     def _may_change(self) -> bool:
         """The engine enforces it; here it is said before anything is filled in."""
-        if self._app.viewer:
+        if self._app.player:
+            self._main.tell("this is a replay: nothing can be changed", "warning")
+        elif self._app.viewer:
             self._main.tell("read-only: this console may not change the engine", "warning")
         elif self._app.store.picture.link.state == "lost":
             self._main.tell("the engine is gone: nothing can be changed", "warning")

@@ -67,6 +67,11 @@ KEYS: tuple[Key, ...] = (
     Key("window_shorter", "left_square_bracket", "[", "shorter window", "Time"),
     Key("window_longer", "right_square_bracket", "]", "longer window: 30 s to 60 min", "Time"),
     Key("mark", "m", "m", "drop a named mark", "Time", changes_engine=True),
+    Key("replay_back", "less_than_sign,shift+left", "<", "a picture back", "Replay", call="replay_step(-1)"),
+    Key("replay_on", "greater_than_sign,shift+right", ">", "a picture on", "Replay", call="replay_step(1)"),
+    Key("replay_slower", "minus", "-", "slower", "Replay", call="replay_speed(-1)"),
+    Key("replay_faster", "plus,equals_sign", "+", "faster", "Replay", call="replay_speed(1)"),
+    Key("replay_seek", "g", "g", "go to a time; Space plays and stands, Left and Right move", "Replay"),
     Key("cancel", "c,delete", "c", "cancel the sequence under the cursor", "Changes", changes_engine=True),
     Key("edit", "e", "e", "edit the flag under the cursor", "Changes", changes_engine=True),
     Key("drop", "backspace", "Bksp", "drop an edit", "Changes", changes_engine=True),
@@ -85,6 +90,12 @@ KEYS: tuple[Key, ...] = (
     Key("copy", "y", "y", "copy the row (OSC 52)", "Out"),
     Key("theme", "T", "T", "next theme", "Out"),
 )
+
+# For the footer of a replay, before the view's own.
+REPLAY_HINTS = (
+    ("freeze", "play"), ("history_back", "back"), ("replay_on", "step"), ("replay_faster", "faster"),
+    ("replay_seek", "go to"),
+)  # fmt: skip
 
 BY_ID: Mapping[str, Key] = {key.id: key for key in KEYS}
 
