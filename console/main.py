@@ -8,6 +8,7 @@ from .lazy import LazyCommand
 
 # name: (module:command, summary). A module is relative to this package and imported when its command runs.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "up": (".commands.up:up", "Start an engine unless it runs, and open the console."),
     "serve": (".commands.serve:serve", "Start an engine in this folder."),
     "check": (".commands.check:check", "Check this folder's configuration without starting."),
     "profiles": (".commands.profiles:profiles", "List profiles, or show one with each value's source."),

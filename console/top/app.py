@@ -14,6 +14,7 @@ from rich.style import Style
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+from .dialogs import Leave
 from .engine_calls import EngineCalls
 from .keys import KEYS
 from .lines import Role
@@ -37,6 +38,8 @@ class Options:
     ascii_text: bool = False
     view: int = 0
     record: Path | None = None  # what is received is written there
+    greeting: str = ""  # said once, at the start
+    started: str = ""  # the engine that was started for this console: leaving asks whether to stop it
 
 
 class Palette(Provider):
@@ -88,6 +91,7 @@ class Console(App[None]):
         self.options = options
         self.keymap = dict(keymap or {})
         self.player = player
+        self.stops_engine = False  # the operator's answer on leaving
         self.recording = RecordingStore(options.record) if options.record else None
         self.store = store or self.recording or Store()
         self.clock = clock
@@ -144,6 +148,8 @@ class Console(App[None]):
         self.theme = self.options.theme
         self.set_keymap(self.keymap)
         self.push_screen(self.main)
+        if self.options.greeting:
+            self.main.tell(self.options.greeting)
         if self._reader:
             self._reader.start()
 
@@ -152,6 +158,21 @@ class Console(App[None]):
             self._reader.stop()
         if self.recording:
             self.recording.close()
+
+    async def action_quit(self) -> None:
+        """Of every key that quits, Textual's own Ctrl+Q among them."""
+        if isinstance(self.screen, Leave):
+            return
+        if not self.options.started or self.store.picture.link.state == "lost":
+            self.exit()
+            return
+
+        def left(stop: bool | None) -> None:
+            if stop is not None:
+                self.stops_engine = stop
+                self.exit()
+
+        self.push_screen(Leave(self.options.started, self.store.picture.snapshot), left)
 
     def wants_sequences(self, wanted: bool) -> None:
         if self._reader:

@@ -237,8 +237,8 @@ class Main(Screen[None]):
     def action_palette(self) -> None:
         self.app.action_command_palette()
 
-    def action_quit(self) -> None:
-        self.app.exit()
+    async def action_quit(self) -> None:
+        await self._owner.action_quit()
 
     # -- tables ---------------------------------------------------------------------------------------------------
 
