@@ -14,6 +14,7 @@ from rich.style import Style
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+from .demo import DemoLoad
 from .dialogs import Leave
 from .engine_calls import EngineCalls
 from .keys import KEYS
@@ -91,11 +92,12 @@ class Console(App[None]):
         self.options = options
         self.keymap = dict(keymap or {})
         self.player = player
+        self.demo: DemoLoad | None = None
         self.stops_engine = False  # the operator's answer on leaving
         self.recording = RecordingStore(options.record) if options.record else None
         self.store = store or self.recording or Store()
         self.clock = clock
-        self.calls = EngineCalls(options.path, options.viewer, self._back)
+        self.calls = EngineCalls(options.path, options.viewer, self.back)
         self.main = Main(self)
         self._reader = (
             None
@@ -132,6 +134,7 @@ class Console(App[None]):
             replaying=self.player.state() if self.player else None,
             recording=self.recording.path.name if self.recording else "",
             trouble=self.recording.trouble if self.recording else "",
+            demo=self.demo.under_way if self.demo and self.demo.running else None,
         )
 
     def newest(self) -> Picture:
@@ -158,6 +161,8 @@ class Console(App[None]):
             self._reader.stop()
         if self.recording:
             self.recording.close()
+        if self.demo:
+            self.demo.stop()
 
     async def action_quit(self) -> None:
         """Of every key that quits, Textual's own Ctrl+Q among them."""
@@ -182,7 +187,7 @@ class Console(App[None]):
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
-    def _back(self, call: Callable[[], None]) -> None:
+    def back(self, call: Callable[[], None]) -> None:
         """From a call's thread to the screen's; a console that was left by then wants no answers."""
         with contextlib.suppress(RuntimeError):
             self.call_from_thread(call)

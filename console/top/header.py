@@ -33,8 +33,15 @@ def header(scene: Scene, width: int) -> Line:
         end.extend([(f"   {hello.revision}", "dim"), ("   proof NA", "dim")])
     if scene.session.recording:
         end.append(("   ● rec", "bad" if scene.session.trouble else "need"))
+    if scene.session.demo is not None:
+        end.append(("   demo load", "need"))
     role = "replay" if scene.session.replaying else hello.role
-    end.extend([("   " + role + " ", "dim" if role == "operator" else "need")])
+    if role != "operator":
+        end.append((f"   {role} ", "need"))
+    elif width >= 100 or not (scene.session.recording or scene.session.demo is not None):
+        end.append((f"   {role} ", "dim"))
+    else:
+        end.append((" ", "text"))
     start: Line = [(" arc ", "here"), (f" {shown.plain(hello.name)}", "text")]
     start.extend([(f"  {shown.plain(hello.model)}", "text")])
     details = f" · {hello.model_type} · {hello.device} {hello.dtype}".replace(f" · {figures.UNKNOWN}", "")

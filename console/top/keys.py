@@ -86,6 +86,7 @@ KEYS: tuple[Key, ...] = (
     Key("unset", "u", "u", "take the runtime value away", "Changes", changes_engine=True),
     Key("undo", "z", "z", "undo this console's last change", "Changes", changes_engine=True),
     Key("profile", "p", "p", "take over a profile's live flags", "Changes", changes_engine=True),
+    Key("demo", "L", "L", "start or stop a small demo load", "Changes", changes_engine=True),
     Key("export", "x", "x", "write the view to a file (CSV or JSON)", "Out"),
     Key("copy", "y", "y", "copy the row (OSC 52)", "Out"),
     Key("theme", "T", "T", "next theme", "Out"),

@@ -417,6 +417,9 @@ class Main(Screen[None]):
     def action_mark(self) -> None:
         self.changes.mark()
 
+    def action_demo(self) -> None:
+        self.changes.demo()
+
     # -- out ------------------------------------------------------------------------------------------------------
 
     def action_export(self) -> None:

@@ -29,7 +29,7 @@ class Session:
     replaying: Replaying | None = None
     recording: str = ""  # the file that is being written
     trouble: str = ""  # why it no longer is
-    demo: int = 0  # requests of the demo load under way, 0 without one
+    demo: int | None = None  # requests of the demo load under way; None without one
 
 
 NO_SESSION = Session()

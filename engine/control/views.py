@@ -39,7 +39,7 @@ _CAPABILITIES = (
 )  # fmt: skip
 
 
-def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA) -> Hello:
+def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA, api: str | NA) -> Hello:
     info = port.info
     return Hello(
         protocol=PROTOCOL,
@@ -63,6 +63,7 @@ def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA) -> Hell
         uid=peer.uid,
         capabilities=_CAPABILITIES,
         recorder=recorder,
+        api=api,
     )
 
 
