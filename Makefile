@@ -42,6 +42,7 @@ docs: $(VENV)/engine.stamp
 
 bench: $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.spans
 
 soak: $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.soak

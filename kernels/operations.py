@@ -23,9 +23,45 @@ Plan = Any  # a backend's host-side plan of one step
 Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
+class Buffers(Protocol):
+    """Where large results of a step get their memory, for operations that can write into a given place."""
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """A contiguous place for one result, its contents undefined; None: let torch allocate, as `out=None` does.
+
+        The place is given back by itself when no tensor refers to it any more. Whoever holds on to it past the step
+        says so with `keep`.
+        """
+        ...
+
+    def keep(self, tensor: Tensor) -> None:
+        """`tensor`, taken here or not, is meant to outlive the step."""
+        ...
+
+    def bypass(self) -> None:
+        """Count a result that its operation cannot be given a place for."""
+        ...
+
+
+class SystemBuffers:
+    """No buffers: every operation allocates as torch does."""
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        return None
+
+    def keep(self, tensor: Tensor) -> None:
+        return
+
+    def bypass(self) -> None:
+        return
+
+
+SYSTEM = SystemBuffers()
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and in which dtype the operations will run.
+    """Where and in which dtype the operations will run, and where their large results get their memory.
 
     weights: how those of linear, gated_mlp and moe_experts are kept: `stored`, in the dtype; `int8`; or `int4`, where
     linear's are int8. Activations keep the dtype. What is not kept so is refused, never kept otherwise.
@@ -34,6 +70,7 @@ class Target:
     device: torch.device
     dtype: torch.dtype
     weights: str = "stored"
+    buffers: Buffers = SYSTEM
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Latent attention (DeepSeek-V2, arXiv:2405.04434, 2.1): one layer's weights and the steps of its forward pass.
 
-Every step is a method of its own, called by name on the instance, so that a profiler can put a timed one in its place.
+Every step is a method of its own, called by name on the instance, so that a profiler can put a timed one in its place
+(engine/core/sites.py). `forward` is no `__call__` for the same reason: Python looks that up on the class.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Attention:
         up = source.get(f"{prefix}.kv_b_proj.weight", shape).view(config.heads, -1, rank)
         self._kv_up: Packed = self._kernels.kv_up.pack(up[:, : config.nope_dim], up[:, config.nope_dim :])
 
-    def __call__(self, x: Tensor, cache: Tensor, step: StepPlan) -> Tensor:
+    def forward(self, x: Tensor, cache: Tensor, step: StepPlan) -> Tensor:
         """x [T, H], normalised, and one layer's cache; gives what the layer adds to the residual, [T, H]."""
         query, latent = self.down(x)
         q = self.query(query)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import DecoderShape, LayerOperands, Packed
+from ...kernels.operations import SYSTEM, Buffers, DecoderShape, LayerOperands, Packed
 from .attention import LATENT_NORM_EPS, Attention, StepPlan, plan_step
 from .batch import ForwardBatch
 from .cache import LatentCache
@@ -50,6 +49,7 @@ class DeepseekModel:
         dtype: torch.dtype,
         device: torch.device,
         kernels: KernelSet,
+        buffers: Buffers = SYSTEM,
     ) -> None:
         """Ask `source` for every tensor of the model by its name in the checkpoint, one layer at a time.
 
@@ -61,6 +61,7 @@ class DeepseekModel:
         self.dtype = dtype
         self.device = device
         self._kernels = kernels
+        self._buffers = buffers
         self._rotary = Rotary(config.rope, device)
         self._embedding = counted.get("model.embed_tokens.weight", (config.vocab_size, config.hidden))
         self.layers = [_load_layer(config, kernels, counted, number) for number in range(config.layers)]
@@ -119,8 +120,10 @@ class DeepseekModel:
         norms = [*(layer.attention_norm for layer in self.layers[1:]), self._final_norm]
         x = self._kernels.rms_norm(residual, self.layers[0].attention_norm, eps, self.dtype)
         for layer, next_norm, latents in zip(self.layers, norms, cache.layers, strict=True):
-            x = self._kernels.add_rms_norm(residual, layer.attention(x, latents, step), layer.mlp_norm, eps)
-            x = self._kernels.add_rms_norm(residual, layer.mlp(x), next_norm, eps)
+            x = self._kernels.add_rms_norm(
+                residual, layer.attention.forward(x, latents, step), layer.mlp_norm, eps
+            )
+            x = self._kernels.add_rms_norm(residual, layer.mlp.forward(x), next_norm, eps)
         return x
 
     def plan(self, batch: ForwardBatch, page_size: int) -> StepPlan:
@@ -128,11 +131,22 @@ class DeepseekModel:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T, H] fp32: the residual, which the layers add to in place."""
-        return F.embedding(token_ids, self._embedding).float()
+        shape = (len(token_ids), self.config.hidden)
+        rows = torch.index_select(
+            self._embedding, 0, token_ids, out=self._buffers.take(shape, self._embedding.dtype)
+        )
+        return self._float(rows)
 
     def head(self, x: Tensor, sample_tokens: Tensor) -> ForwardOutput:
-        hidden = x.index_select(0, sample_tokens)
-        return ForwardOutput(self._kernels.linear(hidden, self._head).float(), hidden)
+        hidden = x.index_select(0, sample_tokens)  # never a buffer: drafts read it in the next step
+        return ForwardOutput(self._float(self._kernels.linear(hidden, self._head)), hidden)
+
+    def _float(self, x: Tensor) -> Tensor:
+        """As x.float(): `x` itself where it is fp32."""
+        if x.dtype == torch.float32:
+            return x
+        out = self._buffers.take(x.shape, torch.float32)
+        return x.float() if out is None else out.copy_(x)
 
 
 def _load_layer(config: ModelConfig, kernels: KernelSet, source: WeightSource, number: int) -> Layer:

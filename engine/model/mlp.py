@@ -19,7 +19,7 @@ class DenseMlp:
         gate_up, down = _gated(source, prefix, config.hidden, config.dense_intermediate)
         self._weights: Packed = kernels.gated_mlp.pack(gate_up, down)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self._kernels.gated_mlp(x, self._weights)
 
     def operands(self) -> Packed:
@@ -47,7 +47,7 @@ class Experts:
             _each_expert(config, routing, source, prefix), routing.experts, shared, routing.top_k
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [T, H] of the step's tokens, all at once."""
         weights, indices = self.gate(x)
         return self.experts(x, weights, indices)

@@ -2,8 +2,8 @@
 
     python -m tests.bench.weights [--tokens N]
 
-The text is the model's own at temperature 0.7, drawn with the weights as stored from an empty context, so that all see the
-same tokens and nothing needs to be fetched. Loss is in nats a token; a changed choice is another most likely token.
+The text is the model's own at temperature 0.7, drawn with the weights as stored from an empty context, so that all see
+the same tokens and nothing needs to be fetched. Loss is in nats a token; a changed choice is another most likely token.
 """
 
 from __future__ import annotations

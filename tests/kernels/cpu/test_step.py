@@ -192,6 +192,7 @@ def test_a_stack_may_be_any_layers():
     final_norm = model._final_norm
     one, other = model.embed(batch.token_ids), model.embed(batch.token_ids)
     stacks = [model._pack_stack(model.layers[n : n + 1], final_norm) for n in range(3)]
+    hidden = one.new_empty(0)
     for stack, latents in zip(stacks, runner.cache.layers, strict=True):
         hidden = decoder(one, stack, [latents], step)
     assert torch.equal(hidden, decoder(other, model._stack, runner.cache.layers, step))
