@@ -237,6 +237,14 @@ class Changes:
             question = Prompt("Mark", ["A named moment, in events and on every plot."], "", _wrong_line)
             self._app.push_screen(question, named)
 
+    def trim(self) -> None:
+        def trimmed(answer: p.Trimmed | Failure) -> None:
+            text = shown.trimmed(answer) if isinstance(answer, p.Trimmed) else answer.message
+            self._main.tell(text, answer)
+
+        if self._may_change():
+            self._app.calls.trim(trimmed)
+
 
 def _changes(count: int) -> str:
     return f"{count} change" + ("s" if count != 1 else "")

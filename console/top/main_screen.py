@@ -381,6 +381,9 @@ class Main(Screen[None]):
     def action_mark(self) -> None:
         self.changes.mark()
 
+    def action_trim(self) -> None:
+        self.changes.trim()
+
     # -- out ------------------------------------------------------------------------------------------------------
 
     def action_export(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ...engine.control import allocator_messages as a
 from ...engine.control import protocol as p
 from ..client import Client, NoEngine, Refused, StreamEvent
 from .host import HostReader
@@ -95,7 +96,7 @@ def attach(ask: Client, store: Store) -> p.Hello:
     store.put(
         flags=ask.get("/v1/flags", p.Flags),
         spans=_why_not(ask, "/v1/spans"),
-        allocator=_why_not(ask, "/v1/allocator"),
+        allocator=ask.get("/v1/allocator", a.Allocator),
     )
     return hello
 
@@ -125,7 +126,7 @@ class _Session:
             store.history(
                 self._ask.get("/v1/history", p.History, since=samples[-1].time if samples else None)
             )
-            store.put(host=self._host.read())
+            store.put(host=self._host.read(), allocator=self._ask.get("/v1/allocator", a.Allocator))
         if now >= self._memory_due:
             self._memory_due = now + _MEMORY_EVERY
             store.put(memory=self._ask.get("/v1/memory", p.Memory))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ...engine.control import allocator_messages as a
 from ...engine.control import protocol as p
 from .host import Host
 
@@ -43,7 +44,7 @@ class Picture:
     memory: p.Memory | None = None
     host: Host | None = None
     spans: str = ""  # why there are none; empty until asked
-    allocator: str = ""
+    allocator: a.Allocator | None = None
 
 
 class Store:

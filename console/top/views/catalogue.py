@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from .allocator import Allocator
 from .events import Events
 from .flags import Flags
 from .overview import Overview
 from .sequences import Sequences
-from .unavailable import Allocator, Spans
+from .unavailable import Spans
 from .view import View
 
 SEQUENCES, FLAGS = 1, 4

@@ -1,4 +1,4 @@
-"""Views 3 and 4 while the engine has no such instrument: they say so and what they will show, never a zero."""
+"""View 3 while the engine has no such instrument: it says so and what it will show, never a zero."""
 
 from __future__ import annotations
 
@@ -33,14 +33,3 @@ class Spans(_Unavailable):
 
     def why(self, scene: Scene) -> str:
         return scene.picture.spans
-
-
-class Allocator(_Unavailable):
-    name = "Allocator"
-    short = "Alloc"
-    will_show = (
-        "With it: held against cap, allocations and frees per step, hit rate, evictions, and size classes."
-    )
-
-    def why(self, scene: Scene) -> str:
-        return scene.picture.allocator
