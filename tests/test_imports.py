@@ -19,6 +19,7 @@ CONSOLE_MAY = {
     "engine.control.protocol",
     "engine.control.allocator_messages",
     "engine.control.paths",
+    "engine.control.span_messages",
     "engine.control.recording",  # the reading side of the flight recorder
     "engine.flags",
     "engine.config",
@@ -43,6 +44,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "memory": {"telemetry", "control.allocator_messages", "control.protocol"},
     "model": {"folder"},
     "sampling": {"sequence"},
+    "profiler": {"control.protocol", "control.span_messages"},  # messages alone
     "text": {"sequence", "folder"},
     "control": {"core.interface", "core.inbox", "flags", "config", "telemetry", "sequence", "version"},
     "core": {
@@ -52,6 +54,7 @@ ENGINE_MAY: dict[str, set[str]] = {
         "memory",
         "model",
         "sampling",
+        "profiler",
         "text",
         "telemetry",
         "flags",
@@ -66,7 +69,7 @@ WIRES = {"serve", "service"}  # put all parts together: they may import each
 # Modules that are processes of their own and start an engine to measure it: they wire too, and nothing imports them but
 # each other.
 MEASURES = {"engine.memory.bench", "engine.memory.legs"}
-USES_KERNELS = {"memory", "model", "sampling", "core", *WIRES}
+USES_KERNELS = {"memory", "model", "sampling", "core", "profiler", *WIRES}
 
 # Third-party packages that a part may not import, at any time: the console and the scheduler run without them.
 WITHOUT: dict[str, set[str]] = {
@@ -81,6 +84,7 @@ WITHOUT: dict[str, set[str]] = {
     "engine/preflight.py": {"torch", "numpy"},
     "engine/folder.py": {"torch", "numpy"},
     "engine/sequence.py": {"torch", "numpy"},
+    "engine/control/span_messages.py": {"torch", "numpy", "aiohttp"},
 }
 
 

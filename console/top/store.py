@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...engine.control import allocator_messages as a
 from ...engine.control import protocol as p
+from ...engine.control import span_messages as s
 from .host import Host
 
 KEPT_SAMPLES = 3600  # an hour of seconds, as the engine keeps
@@ -43,7 +44,7 @@ class Picture:
     flags: p.Flags | None = None
     memory: p.Memory | None = None
     host: Host | None = None
-    spans: str = ""  # why there are none; empty until asked
+    spans: s.SpanReport | p.NA | None = None  # None until asked
     allocator: a.Allocator | None = None
 
 

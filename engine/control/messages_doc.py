@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..telemetry import records
-from . import allocator_messages, protocol
+from . import allocator_messages, protocol, span_messages
 from .endpoints import ENDPOINTS, EVERYWHERE, STREAMED
 
-_MODULES = (protocol, allocator_messages)
+_MODULES = (protocol, span_messages, allocator_messages)
 
 _HEAD = f"""\
 # Messages of the control socket
 
-Written by `make docs` from engine/control/protocol.py and allocator_messages.py; edit there. How to use them is in
-[control.md](control.md).
+Written by `make docs` from the messages in engine/control; edit there. How to use them is in [control.md](control.md).
 Protocol {protocol.PROTOCOL}. Times of day are Unix seconds, durations and ages seconds, memory bytes.
 """
 
@@ -96,6 +95,8 @@ def _endpoints() -> list[str]:
     ]
     for endpoint in ENDPOINTS:
         answer = _link(endpoint.answer) if endpoint.answer else "OpenAPI 3.1"
+        if endpoint.or_na:
+            answer += f" or {_link(protocol.NA)}"
         if endpoint.stream:
             answer = "events: " + ", ".join(f"`{name}` {_link(each)}" for name, each in STREAMED.items())
         cells = (

@@ -23,6 +23,8 @@ ROLE_HEADER = "Arc-Role"  # "viewer" lowers this connection's role for good
 Value = bool | int | float | str
 Role = Literal["viewer", "operator"]
 State = Literal["serving", "paused", "draining", "stalled"]
+Detail = Literal["step", "layer", "op"]  # of the spans that are recorded
+Verdict = Literal["pass", "fail", "none"]  # of an instrument on itself; none: nothing was measured yet
 
 # Bounds of what may be sent. Text is shown on terminals: it has no control characters.
 Line = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
@@ -232,6 +234,16 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     allocator: AllocatorCounts | None = None  # None: it is off
 
 
+class Instruments(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the spans are recorded, and whether what they say can be trusted."""
+
+    spans: bool  # profile.enabled
+    detail: Detail
+    verdict: Verdict  # over all steps since profiling was last turned on
+    text: str  # the same in a few words
+    open_span: str | NA  # what the step under way is in
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/snapshot and the stream's `snapshot`. The gauges are of one step border, `age` seconds ago."""
 
@@ -254,6 +266,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...]  # flags whose value is not the profile's
     last_event: int
     sequences: tuple[SequenceView, ...] | None = None  # when asked for by sequences=true
+    instruments: Instruments | None = None
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -439,12 +452,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     resident: int | NA  # of the process
     peak: int | NA
     parts: tuple[MemoryPart, ...]
-
-
-class Unavailable(msgspec.Struct, frozen=True):
-    """GET /v1/spans while the instrument is not there."""
-
-    na: str
 
 
 # -- actions ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.deepseek import DeepseekModel
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
+from ..profiler.cuda import CudaDevice
+from ..profiler.profiler import Profiler
 from ..sampling.sampler import Sampler
 from ..scheduler.pages import PageManager
 from ..scheduler.scheduler import Scheduler
@@ -42,6 +44,7 @@ from .inbox import Inbox
 from .interface import EngineInfo
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
+from .sites import NOT_TIMED, sites_of
 
 log = logging.getLogger("arc.engine")
 
@@ -111,7 +114,9 @@ def assemble(
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
     counters = Counters()
     allocator = _allocator(counters.allocator, device)
-    kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype, allocator))
+    target = Target(device, dtype, settings.get_str("kernels.weights"), allocator)
+    kernels = resolve(settings.get_str("kernels.backend"), target)
+    log.info("kernels: %s", _who_runs_what(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels, buffers=allocator)
     source.finish()
@@ -174,6 +179,13 @@ def assemble(
         observer=ring,
         events=events,
     )
+    profiler = Profiler(
+        lambda: sites_of(engine),
+        stamps=kernels.stamps,
+        device=_timed_device(device),
+        not_timed=NOT_TIMED if kernels.stamps is None else {},
+        publish=counters.set_span_seconds,
+    )
     port = EnginePort(
         engine=engine,
         handle=handle,
@@ -182,11 +194,32 @@ def assemble(
         events=events,
         ring=ring,
         memory=memory,
+        profiler=profiler,
         allocator=allocator,
         put_in_force=put_in_force,
         on_drained=on_drained,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _timed_device(device: torch.device) -> CudaDevice | NA:
+    """The device whose own time the profiler tells from the host's."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    return NA(f"{device.type} has no stream apart from the host")
+
+
+def _who_runs_what(kernels: KernelSet) -> str:
+    """Each backend with its operations, and once each reason why another one does not run something."""
+    backends = dict.fromkeys(line.backend for line in kernels.table())
+    parts = [
+        f"{name} runs {', '.join(line.operation for line in kernels.table() if line.backend == name)}"
+        if len(backends) > 1
+        else f"{name} runs everything, {'a step in one call' if kernels.decoder else 'layer by layer'}"
+        for name in backends
+    ]
+    refusals = dict.fromkeys(refusal for line in kernels.table() for refusal in line.refused)
+    return "; ".join([*parts, *(f"not {name}: {reason}" for name, reason in refusals)])
 
 
 def _allocator(counters: AllocatorCounters, device: torch.device) -> Allocator:

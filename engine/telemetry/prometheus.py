@@ -162,6 +162,14 @@ class EngineCollector(Collector):
         for part, value in c.step_seconds.copy().items():
             seconds.add_metric((*self._labels, part), value)
         yield seconds
+        spans = CounterMetricFamily(
+            "arc:span_seconds",
+            "Time in spans while profile.enabled is on, by span and channel; a channel that is not known is left out.",
+            labels=(*LABELS, "span", "channel"),
+        )
+        for (span, channel), value in c.span_seconds.items():
+            spans.add_metric((*self._labels, span, channel), value)
+        yield spans
         yield self._counter("arc:step_faults", "Steps that failed.", c.faults)
         yield self._counter(
             "arc:recomputed", "Tokens computed again after a preemption.", c.recomputed_tokens

@@ -125,6 +125,8 @@ class Counters:
     last_step_at: float | None = None  # time.monotonic()
     step_open_since: float | None = None  # a step is under way since; None between steps
     work_since: float | None = None  # work came to an idle engine; None while idle
+    # span and channel -> seconds since the start, while profiling was on; replaced whole
+    span_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     # histograms, seconds unless named otherwise
     time_to_first_token: Histogram = field(default_factory=_seconds)
     inter_token: Histogram = field(default_factory=_seconds)
@@ -138,3 +140,6 @@ class Counters:
     generation_length: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
     step_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     allocator: AllocatorCounters = field(default_factory=AllocatorCounters)
+
+    def set_span_seconds(self, seconds: dict[tuple[str, str], float]) -> None:
+        self.span_seconds = seconds

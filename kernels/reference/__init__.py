@@ -20,6 +20,10 @@ class TorchBackend:
         return None
 
     def offer(self, operation: str, target: Target) -> Any:
+        if operation == "decoder":
+            return Refusal("it runs a step operation by operation")
+        if target.weights != "stored" and operation in ("linear", "gated_mlp", "moe_experts"):
+            return Refusal(f"it keeps weights as stored, not in {target.weights}")
         make = _WITH_BUFFERS.get(operation)
         return make(target.buffers) if make is not None else _PLAIN[operation]
 

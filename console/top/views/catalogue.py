@@ -7,7 +7,7 @@ from .events import Events
 from .flags import Flags
 from .overview import Overview
 from .sequences import Sequences
-from .unavailable import Spans
+from .spans import Spans
 from .view import View
 
 SEQUENCES, FLAGS = 1, 4

@@ -17,6 +17,7 @@ from arc.console.top.scene import SPANS, Scene
 from arc.console.top.store import Link, Picture
 from arc.engine.control import allocator_messages as a
 from arc.engine.control import protocol as p
+from arc.engine.control import span_messages as s
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "console"
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -31,7 +32,6 @@ class Recorded(msgspec.Struct, frozen=True):
     history: p.History
     events: p.Events
     flags: p.Flags
-    spans: str
 
 
 class RecordedAllocator(msgspec.Struct, frozen=True):
@@ -60,6 +60,12 @@ def _samples() -> tuple[p.Sample, ...]:
 
 
 @cache
+def span_report() -> s.SpanReport:
+    """Of a real engine on the carried model, at detail `op`, with all three kinds of step."""
+    return msgspec.json.decode((DATA / "spans.json").read_bytes(), type=s.SpanReport)
+
+
+@cache
 def picture() -> Picture:
     read = recorded()
     return Picture(
@@ -74,7 +80,7 @@ def picture() -> Picture:
         flags=read.flags,
         memory=read.memory,
         host=Host(0.87, 1.0, 2, 6_000 * 2**20, 24_106 * 2**20, p.NA("the engine runs on cpu")),
-        spans=read.spans,
+        spans=span_report(),
         allocator=allocator().allocator,
     )
 

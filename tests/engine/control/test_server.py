@@ -49,7 +49,8 @@ def test_every_read_is_of_its_declared_type(running: Running, endpoint: Any) -> 
     running.engine.submit(5)
     status, answer = running.connect().ask("GET", endpoint.path)
     assert status == 200
-    decoded = msgspec.convert(answer, endpoint.answer)
+    declared = NA if endpoint.or_na and set(answer) == {"na"} else endpoint.answer
+    decoded = msgspec.convert(answer, declared)
     assert json.loads(msgspec.json.encode(decoded)) == answer, "no field that the type does not declare"
 
 
