@@ -26,6 +26,7 @@ from arc.engine.control.protocol import NA
 from arc.engine.core.assembly import Assembly, assemble
 from arc.engine.folder import CARRIED
 from arc.engine.profiler.profiler import Profiler
+from arc.engine.profiler.recording import STEPS_AT_ONCE
 from arc.engine.profiler.sites import Detail, Role, Site, StepFacts
 from arc.engine.sequence import FinishReason, Request, SamplingParams
 
@@ -134,7 +135,6 @@ def took(assembly: Assembly, steps: int) -> Took:
     wall, cpu = time.perf_counter(), time.thread_time()
     for _ in range(steps):
         turn(assembly)
-    assembly.port._profiler.flush()  # what these steps left to be done later is their cost too
     return Took(time.perf_counter() - wall, time.thread_time() - cpu)
 
 
@@ -162,14 +162,34 @@ def spread(found: list[float]) -> str:
     return f"{middle:.4f} +-{error:.4f} ({low:.3f}..{high:.3f})"
 
 
+def folding(assembly: Assembly, profiler: Profiler, detail: Detail) -> float:
+    """CPU seconds to fold some steps, which a block of the ratios is too short to have in it."""
+    profiler.configure(True, detail)
+    costs = []
+    for _ in range(5):
+        took(assembly, 8)
+        began = time.thread_time()
+        profiler.flush()
+        costs.append(time.thread_time() - began)
+    profiler.configure(False, detail)
+    return statistics.median(costs)
+
+
 def reckoned(assembly: Assembly, detail: Detail | None, site: float, alone: Took) -> str:
-    """What the ratio should be by the cost of a site alone, where it is too near to 1 for this run to tell."""
+    """What the ratio should be by the cost of a site alone, where it is too near to 1 for this run to tell,
+    and the share of a step that folding takes beside."""
     report = assembly.port.spans(900.0)
     if detail is None or isinstance(report, NA):
         return ""
     decode = next(kind for kind in report.kinds if kind.kind == "decode")
     calls = sum(row.calls for row in decode.spans) / decode.steps
-    return f"   {calls:.0f} calls a step, reckoned {alone.cpu / (alone.cpu + calls * site):.4f}"
+    fold = folding(assembly, assembly.port._profiler, detail)
+    steps = min(STEPS_AT_ONCE, max(1.0, 1.0 / alone.cpu))  # between two folds where nothing else runs
+    share = fold / (alone.cpu * steps)
+    return (
+        f"\n           and folding, {1e6 * fold:.0f} us at a time: {share:.4f}; "
+        f"reckoned by {calls:.0f} calls a step: {alone.cpu / (alone.cpu + calls * site):.4f}"
+    )
 
 
 async def step_costs(model: Path, rows: int, steps: int, rounds: int, site: float) -> None:
