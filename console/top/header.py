@@ -67,7 +67,7 @@ def _proof(snapshot: p.Snapshot | None, width: int) -> Line:
     instruments = snapshot.instruments if snapshot is not None else None
     if instruments is not None and instruments.verdict == "fail":
         return [("   ▲ proof FAIL", "bad")]
-    if width < 110:
+    if width < 150:
         return []
     if instruments is None:
         return [("   proof NA", "dim")]
