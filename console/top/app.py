@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.style import Style
 from textual.app import App
@@ -27,12 +27,22 @@ from .themes import THEMES, styles_of
 class Options:
     """How the operator wants the console."""
 
-    path: Path
+    path: Path | None = None  # the control socket; None for another engine, which has none
     hz: float = 4.0
     viewer: bool = False
     theme: str = "arc-dark"
     ascii_text: bool = False
     view: int = 0
+
+
+class AnyReader(Protocol):
+    """What fills the store, in a thread of its own."""
+
+    wants_sequences: bool
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class Palette(Provider):
@@ -73,19 +83,21 @@ class Console(App[None]):
         *,
         keymap: Mapping[str, str] | None = None,
         store: Store | None = None,
+        reader: AnyReader | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """With a `store` of its own nothing is read from an engine: tests and replays fill it themselves."""
+        """Without a `store` the engine at options.path fills one. A given one is filled by `reader`, or by whoever gave
+        it: tests and replays."""
         super().__init__()
         self.options = options
         self.keymap = dict(keymap or {})
         self.store = store or Store()
         self.clock = clock
-        self.calls = EngineCalls(options.path, options.viewer, self._back)
         self.main = Main(self)
-        self._reader = (
-            None if store else Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)
-        )
+        self._reader = reader
+        if store is None:
+            assert options.path is not None, "there is nothing to read"
+            self._reader = Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)
         for theme in THEMES.values():
             self.register_theme(theme)
 
@@ -100,7 +112,14 @@ class Console(App[None]):
     @property
     def viewer(self) -> bool:
         hello = self.store.picture.hello
-        return self.options.viewer or (hello is not None and hello.role == "viewer")
+        return (
+            self.options.path is None or self.options.viewer or (hello is not None and hello.role == "viewer")
+        )
+
+    @property
+    def calls(self) -> EngineCalls:
+        assert self.options.path is not None, "an engine without a control socket takes no calls"
+        return EngineCalls(self.options.path, self.options.viewer, self._back)
 
     @property
     def styles_by_role(self) -> Mapping[Role, Style]:

@@ -7,11 +7,13 @@ All of a scene's numbers are over the same window, which ends at the newest samp
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from ...engine.control import protocol as p
+from .samples import Sample, added, ratio
 from .store import Picture
 
 SPANS = (30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -21,45 +23,47 @@ STALL = 3.0  # seconds without a step, while there is work, after which the cons
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What happened in the window: counts, and latencies merged from the samples' buckets."""
+    """What happened in the window: counts, and latencies merged from the samples' buckets. None is unknown."""
 
     seconds: float
-    steps: int
-    rows: int
-    admitted: int
-    step_seconds: float
-    forward_seconds: float
-    prompt_tokens: int
-    generation_tokens: int
-    prefix_queries: int
-    prefix_hits: int
-    preemptions: int
-    faults: int
-    finished: int
+    steps: float | None
+    rows: float | None
+    admitted: float | None
+    step_seconds: float | None
+    forward_seconds: float | None
+    prompt_tokens: float | None
+    generation_tokens: float | None
+    prefix_queries: float | None
+    prefix_hits: float | None
+    preemptions: float | None
+    faults: float | None
+    finished: float | None
     latency: dict[str, p.Percentiles]
 
-    def count(self, number: int) -> int | None:
+    def count(self, number: float | None) -> float | None:
         """Without samples nothing was counted: that is not zero."""
         return number if self.seconds else None
 
-    def rate(self, number: int) -> float | None:
-        return number / self.seconds if self.seconds else None
+    def rate(self, number: float | None) -> float | None:
+        return number / self.seconds if self.seconds and number is not None else None
 
-    def per_step(self, number: float) -> float | None:
-        return number / self.steps if self.steps else None
+    def per_step(self, number: float | None) -> float | None:
+        return number / self.steps if self.steps and number is not None else None
 
 
-def totals(samples: Sequence[p.Sample], bounds: Sequence[float]) -> Totals:
-    def add(name: str) -> int:
-        return sum(getattr(sample, name) for sample in samples)
+def totals(
+    samples: Sequence[Sample], bounds: Sequence[float], own: Mapping[str, Sequence[float]] | None = None
+) -> Totals:
+    def add(name: str) -> float | None:
+        return added(samples, attrgetter(name))
 
     return Totals(
         seconds=sum(sample.seconds for sample in samples),
         steps=add("steps"),
         rows=add("rows"),
         admitted=add("admitted"),
-        step_seconds=sum(sample.step_seconds for sample in samples),
-        forward_seconds=sum(sample.forward_seconds for sample in samples),
+        step_seconds=add("step_seconds"),
+        forward_seconds=add("forward_seconds"),
         prompt_tokens=add("prompt_tokens"),
         generation_tokens=add("generation_tokens"),
         prefix_queries=add("prefix_queries"),
@@ -67,18 +71,25 @@ def totals(samples: Sequence[p.Sample], bounds: Sequence[float]) -> Totals:
         preemptions=add("preemptions"),
         faults=add("faults"),
         finished=add("finished"),
-        latency=latencies(samples, bounds),
+        latency=latencies(samples, bounds, own or {}),
     )
 
 
-def latencies(samples: Sequence[p.Sample], bounds: Sequence[float]) -> dict[str, p.Percentiles]:
+def latencies(
+    samples: Sequence[Sample], bounds: Sequence[float], own: Mapping[str, Sequence[float]]
+) -> dict[str, p.Percentiles]:
+    """`own` has the bounds of those latencies that do not have the common ones."""
     merged: dict[str, list[int]] = {}
     for sample in samples:
         for name, buckets in sample.buckets.items():
-            counts = merged.setdefault(name, [0] * (len(bounds) + 1))
+            counts = merged.setdefault(name, [0] * (len(own.get(name, bounds)) + 1))
             for index, count in buckets.items():
                 counts[index] += count
-    return {name: p.Percentiles.of(counts, bounds) for name, counts in merged.items() if any(counts)}
+    return {
+        name: p.Percentiles.of(counts, own.get(name, bounds))
+        for name, counts in merged.items()
+        if any(counts)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +101,13 @@ class StepModel:
     fit: float
 
 
-def step_model(samples: Sequence[p.Sample]) -> StepModel | None:
+def step_model(samples: Sequence[Sample]) -> StepModel | None:
     """From each sample's mean step, weighted by its steps. None where the rows hardly differ, or no line fits them."""
-    points = [(s.rows / s.steps, s.step_seconds / s.steps, s.steps) for s in samples if s.steps]
+    points = [
+        (s.rows / s.steps, s.step_seconds / s.steps, s.steps)
+        for s in samples
+        if s.steps and s.rows is not None and s.step_seconds is not None
+    ]
     weight = sum(w for _, _, w in points)
     if len(points) < 8:
         return None
@@ -110,15 +125,16 @@ def step_model(samples: Sequence[p.Sample]) -> StepModel | None:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The state at one moment. Live it is the newest snapshot's, in the past a sample's: that has no reasons."""
+    """The state at one moment, None where unknown. Live it is the newest snapshot's, in the past a sample's: that has
+    no reasons."""
 
-    running: int
-    waiting: int
-    reasons: dict[str, int] | None
+    running: float | None
+    waiting: float | None
+    reasons: Mapping[str, int] | None
     effective: float | None
-    used: int
-    cached: int
-    free: int
+    used: float | None
+    cached: float | None
+    free: float | None
 
 
 @dataclass(frozen=True)
@@ -139,12 +155,12 @@ class Scene:
         return samples[-1].time if samples else self.now
 
     @cached_property
-    def window(self) -> tuple[p.Sample, ...]:
+    def window(self) -> tuple[Sample, ...]:
         return between(self.picture.samples, self.end - self.span, self.end)
 
     @cached_property
     def totals(self) -> Totals:
-        return totals(self.window, self.picture.bounds)
+        return totals(self.window, self.picture.bounds, self.picture.own_bounds)
 
     @cached_property
     def model(self) -> StepModel | None:
@@ -156,10 +172,17 @@ class Scene:
             if not self.window:
                 return None
             sample = self.window[-1]
-            effective = sample.rows / sample.steps if sample.steps else None
+            effective = ratio(sample.rows, sample.steps)
             return Gauges(
                 sample.running, sample.waiting, None, effective,
                 sample.pages_used, sample.pages_cached, sample.pages_free,
+            )  # fmt: skip
+        if self.picture.page is not None:
+            reading = self.picture.page.reading
+            get = reading.gauges.get
+            return Gauges(
+                get("running"), get("waiting"), reading.reasons, get("effective"),
+                get("used"), get("cached"), get("free"),
             )  # fmt: skip
         snapshot = self.picture.snapshot
         if snapshot is None:
@@ -199,7 +222,7 @@ class Scene:
         return (id(self.picture.samples), self.end, self.span)
 
 
-def between(samples: tuple[p.Sample, ...], start: float, end: float) -> tuple[p.Sample, ...]:
+def between(samples: tuple[Sample, ...], start: float, end: float) -> tuple[Sample, ...]:
     """The samples that ended in (start, end]."""
     first = bisect_right(samples, start, key=lambda sample: sample.time)
     last = bisect_right(samples, end, key=lambda sample: sample.time)

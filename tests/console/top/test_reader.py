@@ -47,7 +47,7 @@ def test_the_picture_fills_and_follows(engine: Engine, reader: tuple[Reader, Sto
             store.picture.sequences and [each.id for each in store.picture.sequences.sequences] == ["long"]
         )
     )
-    until(lambda: store.picture.samples and store.picture.samples[-1].steps > 0)
+    until(lambda: store.picture.samples and (store.picture.samples[-1].steps or 0) > 0)
     times = [sample.time for sample in store.picture.samples]
     assert times == sorted(set(times))
 
