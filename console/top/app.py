@@ -15,6 +15,8 @@ from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from .engine_calls import EngineCalls
+from .fleet import Fleet, Member
+from .fleet_screen import FleetScreen
 from .keys import KEYS
 from .lines import Role
 from .main_screen import Main
@@ -38,7 +40,11 @@ class Options:
 class AnyReader(Protocol):
     """What fills the store, in a thread of its own."""
 
-    wants_sequences: bool
+    @property
+    def wants_sequences(self) -> bool: ...
+
+    @wants_sequences.setter
+    def wants_sequences(self, wanted: bool) -> None: ...
 
     def start(self) -> None: ...
 
@@ -56,6 +62,8 @@ class Palette(Provider):
             (key.what, key.shown, partial(main.run_action, key.action)) for key in KEYS if key.id != "palette"
         ]
         flags = app.store.picture.flags
+        for member in app.members():
+            found.append((f"engine {member.name}", member.where, partial(app.open, member)))
         for row in flags.flags if flags else ():
             found.append((f"flag {row.name}", row.meaning, partial(main.changes.choose_flag, row.name)))
         return found
@@ -84,18 +92,22 @@ class Console(App[None]):
         keymap: Mapping[str, str] | None = None,
         store: Store | None = None,
         reader: AnyReader | None = None,
+        fleet: Fleet | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Without a `store` the engine at options.path fills one. A given one is filled by `reader`, or by whoever gave
-        it: tests and replays."""
+        it: tests and replays. With a `fleet` the console shows its table, and one of its engines when it is opened."""
         super().__init__()
         self.options = options
         self.keymap = dict(keymap or {})
         self.store = store or Store()
         self.clock = clock
-        self.main = Main(self)
+        self.opened: Member | None = None  # of the fleet
+        self._fleet = fleet
         self._reader = reader
-        if store is None:
+        self.main: Main = Main(self) if fleet is None else FleetScreen(self, fleet)
+        self._table = self.main
+        if store is None and fleet is None:
             assert options.path is not None, "there is nothing to read"
             self._reader = Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)
         for theme in THEMES.values():
@@ -112,14 +124,18 @@ class Console(App[None]):
     @property
     def viewer(self) -> bool:
         hello = self.store.picture.hello
-        return (
-            self.options.path is None or self.options.viewer or (hello is not None and hello.role == "viewer")
-        )
+        given_up = self.options.viewer or (hello is not None and hello.role == "viewer")
+        return given_up or self.socket is None
+
+    @property
+    def socket(self) -> Path | None:
+        """The control socket of the engine in sight; None where there is none, or no one engine."""
+        return self.opened.path if self.opened is not None else self.options.path
 
     @property
     def calls(self) -> EngineCalls:
-        assert self.options.path is not None, "an engine without a control socket takes no calls"
-        return EngineCalls(self.options.path, self.options.viewer, self._back)
+        assert self.socket is not None, "an engine without a control socket takes no calls"
+        return EngineCalls(self.socket, self.options.viewer, self._back)
 
     @property
     def styles_by_role(self) -> Mapping[Role, Style]:
@@ -129,12 +145,43 @@ class Console(App[None]):
         self.theme = self.options.theme
         self.set_keymap(self.keymap)
         self.push_screen(self.main)
-        if self._reader:
+        if self._fleet:
+            self._fleet.start()
+        elif self._reader:
             self._reader.start()
 
     def on_unmount(self) -> None:
-        if self._reader:
+        if self._fleet:
+            self._fleet.stop()
+        elif self._reader:
             self._reader.stop()
+
+    # -- the fleet ------------------------------------------------------------------------------------------------
+
+    def open(self, member: Member) -> None:
+        """Show one engine of the fleet alone, with everything that a console of its own would have."""
+        assert self._fleet is not None
+        source = self._fleet.source_of(member)
+        source.open(self.options.hz)
+        self.opened, self.store, self._reader = member, member.store, source
+        self.main = Main(self)
+        self.push_screen(self.main)
+
+    def leave(self) -> None:
+        """Back to the fleet; nothing where there is none."""
+        if self._fleet is None or self.opened is None:
+            return
+        self._fleet.source_of(self.opened).close()
+        self.opened, self.store, self._reader = None, Store(), None
+        self.main = self._table
+        self.pop_screen()
+        self.main.draw()
+
+    def members(self) -> tuple[Member, ...]:
+        """Those that can be opened now."""
+        if self._fleet is None or self.opened is not None:
+            return ()
+        return tuple(member for source in self._fleet.sources for member in source.members)
 
     def wants_sequences(self, wanted: bool) -> None:
         if self._reader:

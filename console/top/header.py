@@ -81,9 +81,21 @@ def tabs(names: list[tuple[str, str]], current: int, scene: Scene, hz: float, wi
         here = index == current
         text = f"{index + 1} {brief if short and not here else full}"
         line.append((f"[{text}]" if here else f" {text} ", "here" if here else "dim"))
-    seen = page_header.covered(scene) if scene.picture.page else ""
-    window = f"  {seen}{figures.span(scene.span)}" + ("" if short else " window")
-    return spread(line, [_mode(scene, hz), (window, "dim"), ("  ? help ", "dim")], width)
+    end: Line = [
+        _mode(scene, hz),
+        (f"  {_window(scene)}" + ("" if short else " window"), "dim"),
+        ("  ? help ", "dim"),
+    ]
+    if width_of(line) + width_of(end) > width:
+        del end[-1]
+    return spread(line, end, width)
+
+
+def _window(scene: Scene) -> str:
+    """Its length, and how much of it there are numbers of: a page has no history from before the console came."""
+    seconds = scene.totals.seconds
+    seen = f"{seconds:.0f} of " if scene.picture.page and seconds < 0.95 * scene.span else ""
+    return seen + figures.span(scene.span)
 
 
 def tab_at(names: list[tuple[str, str]], current: int, width: int, x: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -44,18 +44,11 @@ def screen(engine: EngineOnPage, view: int, size: tuple[int, int], ascii_text: b
     return draw(engine.store.picture, view, size, ascii_text)
 
 
-def data(engines: Sequence[EngineOnPage]) -> str:
-    """One engine as an object, several as a list."""
-    found = [engine_data(each) for each in engines]
-    encoded = msgspec.json.encode(found if len(found) > 1 else found[0])
-    return msgspec.json.format(encoded, indent=2).decode()
-
-
-def engine_data(engine: EngineOnPage) -> EngineData:
+def data(engine: EngineOnPage) -> str:
     picture = engine.store.picture
     assert picture.page is not None
     reading: Reading = picture.page.reading
-    return EngineData(
+    found = EngineData(
         name=engine.name,
         url=picture.page.url,
         kind=reading.kind,
@@ -69,3 +62,4 @@ def engine_data(engine: EngineOnPage) -> EngineData:
         info=reading.info,
         na=reading.why,
     )
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode()

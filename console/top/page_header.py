@@ -33,9 +33,3 @@ def _state(scene: Scene, page: MetricsPage) -> Piece:
     if page.reading.gauges.get("asleep"):
         return ("◐ asleep", "need")
     return ("● answers", "good")
-
-
-def covered(scene: Scene) -> str:
-    """How much of the window there are numbers of: a page has no history from before the console came."""
-    seconds = scene.totals.seconds
-    return f"{seconds:.0f} of " if seconds < 0.95 * scene.span else ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ... import shown
 from ...metrics.difference import PageSample
+from ...metrics.reading import Reading
 from .. import figures, plots
 from ..header import waiting
 from ..lines import Line, Role, spread
@@ -20,7 +21,10 @@ def batch(scene: Scene, width: int, height: int) -> list[Line]:
     gauges, page = scene.gauges, _page(scene)
     running, queued = (gauges.running, gauges.waiting) if gauges else (None, None)
     lines: list[Line] = [
-        [*field("running", figures.count(running, 7)), *field("  waiting", figures.count(queued, 7))],
+        [
+            *field("running", _or_na(page.reading, "running", figures.count(running, 7))),
+            *field("  waiting", _or_na(page.reading, "waiting", figures.count(queued, 7))),
+        ],
     ]
     effective = gauges.effective if gauges else None
     if "effective" in page.reading.gauges:
@@ -72,8 +76,16 @@ def rate(scene: Scene, width: int, height: int) -> list[Line]:
     totals, reading = scene.totals, _page(scene).reading
     lines: list[Line] = [
         [
-            *field("output", figures.decimal(totals.rate(totals.generation_tokens))),
-            *field(" prompt", figures.decimal(totals.rate(totals.prompt_tokens)), " tok/s", wide=7),
+            *field(
+                "output",
+                _or_na(reading, "generation_tokens", figures.decimal(totals.rate(totals.generation_tokens))),
+            ),
+            *field(
+                " prompt",
+                _or_na(reading, "prompt_tokens", figures.decimal(totals.rate(totals.prompt_tokens))),
+                " tok/s",
+                wide=7,
+            ),
         ],
     ]
     if "step_seconds" in reading.counters:
@@ -95,7 +107,7 @@ def rate(scene: Scene, width: int, height: int) -> list[Line]:
         )
     else:
         lines.append(na("step", reading.why.get("steps", f"{reading.kind} does not report steps")))
-    finished = figures.count(totals.count(totals.finished), 7)
+    finished = _or_na(reading, "finished", figures.count(totals.count(totals.finished), 7))
     lines.append([*field("finished", finished, " requests")])
     live = "" if reading.live_tokens else ", counted as a request ends"
     legend: Line = [(f"output, tok/s{live}", "dim")]
@@ -128,7 +140,7 @@ def cache(scene: Scene, width: int, height: int) -> list[Line]:
         lines.append([*field("prefix hit", hit, " % of ", wide=10), (asked, "text"), (" tokens", "dim")])
     else:
         lines.append(na("prefix hit", _why(reading.why, "prefix_hits", "prefix_queries")))
-    preempted = figures.count(totals.count(totals.preemptions), 7)
+    preempted = _or_na(reading, "preemptions", figures.count(totals.count(totals.preemptions), 7))
     faults: Line = [("  failed steps NA", "dim")]
     if "faults" in reading.counters:
         count = figures.count(totals.count(totals.faults), 5).rjust(5)
@@ -210,6 +222,11 @@ def na(label: str, why: str) -> Line:
     """What cannot be had, and why."""
     head: Line = [(f" {label}", "dim")] if label else []
     return [*head, (" NA", "text"), (f"  {shown.plain(why)}", "dim")]
+
+
+def _or_na(reading: Reading, name: str, text: str) -> str:
+    """The number, or that the page has none; why is in Reading.why."""
+    return text if name in reading.gauges or name in reading.counters else "NA"
 
 
 def _why(why: Mapping[str, str], *names: str) -> str:
