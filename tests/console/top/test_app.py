@@ -453,7 +453,9 @@ async def test_a_profile_is_proposed_as_its_difference(engine: Engine) -> None:
         assert isinstance(dialog, Choose)
         dialog.dismiss("latency")
         await until(pilot, lambda: isinstance(app.screen, Apply))
-        await until(pilot, lambda: app.screen.query_one("#yes", Button).region.area)  # laid out: a click finds it
+        await until(
+            pilot, lambda: app.screen.query_one("#yes", Button).region.area
+        )  # laid out: a click finds it
         text = str(app.screen.query_one("#difference", Static).render())
         assert "sched.max_running" in text and "→ 16" in text
         await pilot.click("#yes")

@@ -62,11 +62,11 @@ def _pause(path: Path, paused: bool) -> None:
         client.patch("/v1/flags", p.FlagsPatch(changes={"sched.paused": paused}), p.Applied)
 
 
-def _snapshot_when(path: Path, waiting: int) -> p.Snapshot:
+def _snapshot_when(path: Path, paused: int) -> p.Snapshot:
     with Client(path) as client:
         while True:
             snapshot = client.get_fresh("/v1/snapshot", p.Snapshot)
-            if snapshot.waiting == waiting:
+            if snapshot.waiting_by_reason.get("paused") == paused:
                 return snapshot
 
 
