@@ -87,7 +87,7 @@ def top(
     if len(made) == 1 and isinstance(alone, PageSource):
         alone.reader.read()  # what is no metrics page is said before the screen is taken
         if len(alone.members) == 1:
-            Console(options, keymap=keymap, store=alone.members[0].store, reader=alone).run()
+            Console(options, keymap=keymap, store=alone.members[0].store, reader=alone.reader).run()
             return
     Console(options, keymap=keymap, fleet=Fleet(made)).run()
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.style import Style
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from .engine_calls import EngineCalls
-from .fleet import Fleet, Member
+from .fleet import AnyReader, Fleet, Member
 from .fleet_screen import FleetScreen
 from .keys import KEYS
 from .lines import Role
@@ -35,20 +35,6 @@ class Options:
     theme: str = "arc-dark"
     ascii_text: bool = False
     view: int = 0
-
-
-class AnyReader(Protocol):
-    """What fills the store, in a thread of its own."""
-
-    @property
-    def wants_sequences(self) -> bool: ...
-
-    @wants_sequences.setter
-    def wants_sequences(self, wanted: bool) -> None: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 class Palette(Provider):
@@ -161,9 +147,8 @@ class Console(App[None]):
     def open(self, member: Member) -> None:
         """Show one engine of the fleet alone, with everything that a console of its own would have."""
         assert self._fleet is not None
-        source = self._fleet.source_of(member)
-        source.open(self.options.hz)
-        self.opened, self.store, self._reader = member, member.store, source
+        reader = self._fleet.source_of(member).open(self.options.hz)
+        self.opened, self.store, self._reader = member, member.store, reader
         self.main = Main(self)
         self.push_screen(self.main)
 
@@ -186,6 +171,10 @@ class Console(App[None]):
     def wants_sequences(self, wanted: bool) -> None:
         if self._reader:
             self._reader.wants_sequences = wanted
+
+    def wants_spans(self, seconds: float | None) -> None:
+        if self._reader:
+            self._reader.wants_spans = seconds
 
     def next_theme(self) -> None:
         names = list(THEMES)

@@ -31,14 +31,19 @@ class Member:
     path: Path | None
 
 
+class AnyReader(Protocol):
+    """What fills a store, in a thread of its own. What is wanted of it may be changed at any time."""
+
+    wants_sequences: bool
+    wants_spans: float | None  # over so many seconds
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class Source(Protocol):
     """What fills the stores of one or more members, in a thread of its own. Members may come, and none goes."""
-
-    @property
-    def wants_sequences(self) -> bool: ...
-
-    @wants_sequences.setter
-    def wants_sequences(self, wanted: bool) -> None: ...
 
     @property
     def members(self) -> tuple[Member, ...]: ...
@@ -47,8 +52,8 @@ class Source(Protocol):
 
     def stop(self) -> None: ...
 
-    def open(self, hz: float) -> None:
-        """One of its members is looked at alone."""
+    def open(self, hz: float) -> AnyReader:
+        """One of its members is looked at alone; what reads it meanwhile."""
         ...
 
     def close(self) -> None: ...

@@ -41,7 +41,6 @@ class EngineOnPage:
         self.store = Store()
         self._differ = Differ()
         self._events = 0
-        self.store.put(spans="a metrics page has no spans", allocator="a metrics page has no allocator")
 
     def take(self, url: str, reading: Reading, fetched: Fetched, now: float) -> None:
         before = self.store.picture
@@ -74,7 +73,8 @@ class MetricsReader:
     """Fills the stores of the engines on one page. `engines` is replaced whole, in the order of the page."""
 
     def __init__(self, where: Address, *, timeout: float = TIMEOUT, interval: float = INTERVAL) -> None:
-        self.wants_sequences = False  # a page has none
+        self.wants_sequences = False  # a page has neither
+        self.wants_spans: float | None = None
         self.where = where
         self.engines: tuple[EngineOnPage, ...] = ()
         self.why = ""  # why there is no engine yet

@@ -23,15 +23,6 @@ class EngineSource:
         self.members = (Member(path.stem, str(path), self._store, path),)
         self._reader: Reader | None = None
 
-    @property
-    def wants_sequences(self) -> bool:
-        return self._reader is not None and self._reader.wants_sequences
-
-    @wants_sequences.setter
-    def wants_sequences(self, wanted: bool) -> None:
-        if self._reader is not None:
-            self._reader.wants_sequences = wanted
-
     def start(self) -> None:
         self._read(FLEET_HZ)
 
@@ -39,16 +30,17 @@ class EngineSource:
         if self._reader is not None:
             self._reader.stop()
 
-    def open(self, hz: float) -> None:
-        self._read(hz)
+    def open(self, hz: float) -> Reader:
+        return self._read(hz)
 
     def close(self) -> None:
         self._read(FLEET_HZ)
 
-    def _read(self, hz: float) -> None:
+    def _read(self, hz: float) -> Reader:
         self.stop()
         self._reader = Reader(self._path, self._store, hz=hz, viewer=self._viewer)
         self._reader.start()
+        return self._reader
 
 
 class PageSource:
@@ -56,7 +48,6 @@ class PageSource:
 
     def __init__(self, where: Address) -> None:
         self.reader = MetricsReader(where)
-        self.wants_sequences = False  # a page has none
         self._where = where
         self._members: dict[int, Member] = {}
         self._nobody = Member(where.shown, where.url, Store(), None)
@@ -79,8 +70,9 @@ class PageSource:
     def stop(self) -> None:
         self.reader.stop()
 
-    def open(self, hz: float) -> None:
-        """Nothing: a page is read once a second in any case."""
+    def open(self, hz: float) -> MetricsReader:
+        """As before: a page is read once a second in any case."""
+        return self.reader
 
     def close(self) -> None:
         """Nothing, as for open."""

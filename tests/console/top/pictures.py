@@ -8,7 +8,7 @@ from pathlib import Path
 
 from arc.console import shown
 from arc.console.top import header
-from arc.console.top.fleet import Fleet, Member
+from arc.console.top.fleet import AnyReader, Fleet, Member
 from arc.console.top.lines import text_of
 from arc.console.top.metrics_reader import EngineOnPage
 from arc.console.top.scene import SPANS, Scene
@@ -47,13 +47,13 @@ class Told:
     """A source that was told its members."""
 
     members: tuple[Member, ...]
-    wants_sequences: bool = False
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def open(self, hz: float) -> None: ...
+    def open(self, hz: float) -> AnyReader:
+        raise NotImplementedError
 
     def close(self) -> None: ...
 
