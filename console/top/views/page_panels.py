@@ -196,7 +196,7 @@ def speculation(scene: Scene, width: int, height: int) -> list[Line]:
 
 
 def allocator(scene: Scene, width: int, height: int) -> list[Line]:
-    return [na("", f"not on a page of {_page(scene).reading.kind}")]
+    return [na("", "not read off a metrics page")]
 
 
 def host(scene: Scene, width: int, height: int) -> list[Line]:

@@ -18,7 +18,7 @@ class _Unavailable(View):
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         if scene.picture.page is not None:
-            return not_on_a_page(f"a metrics page has no {self.name.lower()}", width)
+            return not_on_a_page(f"the {self.name.lower()} is not read off a metrics page", width)
         why = self.why(scene) or "asking the engine"
         lines: list[Line] = [[], [("  NA", "here"), (f"  {why}", "text")], []]
         lines.extend([[(f"  {text}", "dim")] for text in textwrap.wrap(self.will_show, min(width, 100) - 4)])

@@ -61,7 +61,7 @@ def test_what_cannot_be_had_says_why() -> None:
     lines = {view.name: "\n".join(texts(view.lines(seen, 200, 57))) for view in make_views()}
     assert "NA  a metrics page has totals, no single requests" in lines["Sequences"]
     assert "NA  a metrics page has no spans" in lines["Spans"]
-    assert "NA  a metrics page has no allocator" in lines["Allocator"]
+    assert "NA  the allocator is not read off a metrics page" in lines["Allocator"]
     assert "NA  a metrics page has no flags" in lines["Flags"] and "num_gpu_blocks" in lines["Flags"]
     assert "effective NA  vLLM does not report it" in lines["Overview"]
 
