@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import locale
-import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,23 +13,20 @@ from ..client import answers, find
 from ..engine_option import engines_option
 from ..exits import Exit
 from ..metrics.fetch import Address, address
-
-VIEWS = ("overview", "sequences", "spans", "allocator", "flags", "events")
-THEMES = ("arc-dark", "arc-light", "arc-safe", "arc-ansi")
+from ..top_options import ascii_option, require_terminal, theme_option, unicode_terminal, view_option
 
 
 @click.command()
 @engines_option
-@click.option(
-    "--view", type=click.Choice(VIEWS), default="overview", show_default=True, help="The view to start with."
-)
+@view_option
 @click.option("--read-only", is_flag=True, help="Give up the right to change the engine.")
 @click.option(
     "--hz", default=4.0, show_default=True, type=click.FloatRange(0.2, 20), help="Pictures a second."
 )
-@click.option("--theme", type=click.Choice(THEMES), default="arc-dark", show_default=True, envvar="ARC_TOP_THEME",
-              help="arc-safe is made for colour blindness, arc-ansi has the terminal's own 16 colours.")  # fmt: skip
-@click.option("--ascii", "ascii_text", is_flag=True, help="No Unicode glyphs, as where the locale has none.")
+@theme_option
+@ascii_option
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write what is received to a new FILE, for `arc replay`.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Print one screen as text and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print what one screen is made of as JSON and exit.")
 @click.option(
@@ -47,34 +41,35 @@ def top(
     engines: tuple[str, ...],
     metrics: tuple[str, ...],
     every: bool,
-    view: str,
+    view: int,
     read_only: bool,
     hz: float,
     theme: str,
     ascii_text: bool,
+    record: Path | None,
     once: bool,
     as_json: bool,
 ) -> None:
     """Watch an engine and change it while it runs. NO_COLOR is honoured; keys are remapped in arc/keys.toml."""
     sources = _sources(engines, metrics, every)
-    ascii_text = ascii_text or not _unicode()
-    index = VIEWS.index(view)
+    ascii_text = ascii_text or not unicode_terminal()
+    if record is not None and (len(sources) > 1 or not isinstance(sources[0], Path)):
+        raise click.UsageError("--record is for one engine, over its control socket")
     if once or as_json:
         size = shutil.get_terminal_size((120, 40))
-        text, answered = _printed(sources, as_json, index, (size.columns, size.lines), ascii_text)
+        text, answered = _printed(sources, as_json, view, (size.columns, size.lines), ascii_text)
         click.echo(text)
         if not answered:
             raise click.exceptions.Exit(Exit.NO_ENGINE)
         return
-    if not sys.stdout.isatty() or not sys.stdin.isatty():
-        raise click.UsageError("this is no terminal: --once prints one screen as text, --json as data")
+    require_terminal("--once prints one screen as text, --json as data")
     from ..top.app import Console, Options
     from ..top.fleet import Fleet
     from ..top.keys import keymap_path, read_keymap
     from ..top.sources import EngineSource, PageSource
 
     keymap = read_keymap(keymap_path())
-    options = Options(hz=hz, viewer=read_only, theme=theme, ascii_text=ascii_text, view=index)
+    options = Options(hz=hz, viewer=read_only, theme=theme, ascii_text=ascii_text, view=view, record=record)
     first = sources[0]
     if len(sources) == 1 and isinstance(first, Path):
         Console(replace(options, path=first), keymap=keymap).run()
@@ -124,9 +119,3 @@ def _printed(
     rows = fleet_once.rows_of(sources)
     text = fleet_once.data(rows) if as_json else fleet_once.screen(rows, size, ascii_text)
     return text, any(not row.gone for row in rows)
-
-
-def _unicode() -> bool:
-    """Whether the terminal can be trusted with braille: the Linux console's font has none."""
-    encoding = (sys.stdout.encoding or locale.getpreferredencoding()).lower().replace("-", "")
-    return encoding == "utf8" and os.environ.get("TERM") != "linux"

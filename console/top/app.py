@@ -14,14 +14,19 @@ from rich.style import Style
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+from .demo import DemoLoad
+from .dialogs import Leave
 from .engine_calls import EngineCalls
 from .fleet import AnyReader, Fleet, Member
 from .fleet_screen import FleetScreen
 from .keys import KEYS
 from .lines import Role
 from .main_screen import Main
+from .player import Player
 from .reader import Reader
-from .store import Store
+from .recording import RecordingStore
+from .session import Session
+from .store import Picture, Store
 from .themes import THEMES, styles_of
 
 
@@ -35,6 +40,9 @@ class Options:
     theme: str = "arc-dark"
     ascii_text: bool = False
     view: int = 0
+    record: Path | None = None  # what is received is written there
+    greeting: str = ""  # said once, at the start
+    started: str = ""  # the engine that was started for this console: leaving asks whether to stop it
 
 
 class Palette(Provider):
@@ -79,14 +87,22 @@ class Console(App[None]):
         store: Store | None = None,
         reader: AnyReader | None = None,
         fleet: Fleet | None = None,
+        player: Player | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Without a `store` the engine at options.path fills one. A given one is filled by `reader`, or by whoever gave
-        it: tests and replays. With a `fleet` the console shows its table, and one of its engines when it is opened."""
+        """Without a `store` the engine at options.path fills one. A given one is filled by `reader`, by `player`, or by
+        whoever gave it. With a `fleet` the console shows its table, and one of its engines when it is opened.
+
+        Raises Failure when the recording that is wanted cannot be begun.
+        """
         super().__init__()
         self.options = options
         self.keymap = dict(keymap or {})
-        self.store = store or Store()
+        self.player = player
+        self.demo: DemoLoad | None = None
+        self.stops_engine = False  # the operator's answer on leaving
+        self.recording = RecordingStore(options.record) if options.record else None
+        self.store = store or self.recording or Store()
         self.clock = clock
         self.opened: Member | None = None  # of the fleet
         self._fleet = fleet
@@ -95,7 +111,13 @@ class Console(App[None]):
         self._table = self.main
         if store is None and fleet is None:
             assert options.path is not None, "there is nothing to read"
-            self._reader = Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)
+            self._reader = Reader(
+                options.path,
+                self.store,
+                hz=options.hz,
+                viewer=options.viewer,
+                keeps_sequences=options.record is not None,
+            )
         for theme in THEMES.values():
             self.register_theme(theme)
 
@@ -111,7 +133,7 @@ class Console(App[None]):
     def viewer(self) -> bool:
         hello = self.store.picture.hello
         given_up = self.options.viewer or (hello is not None and hello.role == "viewer")
-        return given_up or self.socket is None
+        return self.player is not None or given_up or self.socket is None
 
     @property
     def socket(self) -> Path | None:
@@ -121,7 +143,22 @@ class Console(App[None]):
     @property
     def calls(self) -> EngineCalls:
         assert self.socket is not None, "an engine without a control socket takes no calls"
-        return EngineCalls(self.socket, self.options.viewer, self._back)
+        return EngineCalls(self.socket, self.options.viewer, self.back)
+
+    @property
+    def session(self) -> Session:
+        return Session(
+            replaying=self.player.state() if self.player else None,
+            recording=self.recording.path.name if self.recording else "",
+            trouble=self.recording.trouble if self.recording else "",
+            demo=self.demo.under_way if self.demo and self.demo.running else None,
+        )
+
+    def newest(self) -> Picture:
+        """What there is to show now."""
+        if self.player:
+            self.player.show()
+        return self.store.picture
 
     @property
     def styles_by_role(self) -> Mapping[Role, Style]:
@@ -131,6 +168,8 @@ class Console(App[None]):
         self.theme = self.options.theme
         self.set_keymap(self.keymap)
         self.push_screen(self.main)
+        if self.options.greeting:
+            self.main.tell(self.options.greeting)
         if self._fleet:
             self._fleet.start()
         elif self._reader:
@@ -141,6 +180,25 @@ class Console(App[None]):
             self._fleet.stop()
         elif self._reader:
             self._reader.stop()
+        if self.recording:
+            self.recording.close()
+        if self.demo:
+            self.demo.stop()
+
+    async def action_quit(self) -> None:
+        """Of every key that quits, Textual's own Ctrl+Q among them."""
+        if isinstance(self.screen, Leave):
+            return
+        if not self.options.started or self.store.picture.link.state == "lost":
+            self.exit()
+            return
+
+        def left(stop: bool | None) -> None:
+            if stop is not None:
+                self.stops_engine = stop
+                self.exit()
+
+        self.push_screen(Leave(self.options.started, self.store.picture.snapshot), left)
 
     # -- the fleet ------------------------------------------------------------------------------------------------
 
@@ -180,7 +238,7 @@ class Console(App[None]):
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
-    def _back(self, call: Callable[[], None]) -> None:
+    def back(self, call: Callable[[], None]) -> None:
         """From a call's thread to the screen's; a console that was left by then wants no answers."""
         with contextlib.suppress(RuntimeError):
             self.call_from_thread(call)

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from ...engine.control import protocol as p
 from .samples import Sample, added, ratio
+from .session import NO_SESSION, Session
 from .store import Picture
 
 SPANS = (30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -52,10 +53,18 @@ class Totals:
 
 
 def totals(
-    samples: Sequence[Sample], bounds: Sequence[float], own: Mapping[str, Sequence[float]] | None = None
+    samples: Sequence[Sample],
+    bounds: Sequence[float],
+    own: Mapping[str, Sequence[float]] | None = None,
+    lacks: frozenset[str] = frozenset(),
 ) -> Totals:
+    """`lacks`: counts that the samples do not tell."""
+
     def add(name: str) -> float | None:
         return added(samples, attrgetter(name))
+
+    def known(name: str) -> float | None:
+        return None if name in lacks else add(name)
 
     return Totals(
         seconds=sum(sample.seconds for sample in samples),
@@ -65,9 +74,9 @@ def totals(
         step_seconds=add("step_seconds"),
         forward_seconds=add("forward_seconds"),
         prompt_tokens=add("prompt_tokens"),
-        generation_tokens=add("generation_tokens"),
-        prefix_queries=add("prefix_queries"),
-        prefix_hits=add("prefix_hits"),
+        generation_tokens=known("generation_tokens"),
+        prefix_queries=known("prefix_queries"),
+        prefix_hits=known("prefix_hits"),
         preemptions=add("preemptions"),
         faults=add("faults"),
         finished=add("finished"),
@@ -145,6 +154,7 @@ class Scene:
     now: float  # time.time()
     ascii_dots: bool = False
     frozen: bool = False
+    session: Session = NO_SESSION
 
     @property
     def end(self) -> float:
@@ -160,7 +170,7 @@ class Scene:
 
     @cached_property
     def totals(self) -> Totals:
-        return totals(self.window, self.picture.bounds, self.picture.own_bounds)
+        return totals(self.window, self.picture.bounds, self.picture.own_bounds, self.picture.lacks)
 
     @cached_property
     def model(self) -> StepModel | None:
@@ -188,8 +198,9 @@ class Scene:
         if snapshot is None:
             return None
         pages = snapshot.pages
+        reasons = snapshot.waiting_by_reason if snapshot.waiting_by_reason or not snapshot.waiting else None
         return Gauges(
-            snapshot.running, snapshot.waiting, snapshot.waiting_by_reason, float(snapshot.effective_batch),
+            snapshot.running, snapshot.waiting, reasons, float(snapshot.effective_batch),
             pages.used, pages.cached, pages.free,
         )  # fmt: skip
 

@@ -89,7 +89,8 @@ def rate(scene: Scene, width: int, height: int) -> list[Line]:
         fit_text,
     ]  # fmt: skip
     legend: Line = [("output, tok/s", "dim")]
-    return [*lines, *plot_over_time(scene, width, height - len(lines), output_rate, legend=legend)]
+    shown_rate = _unknown if "generation_tokens" in scene.picture.lacks else output_rate
+    return [*lines, *plot_over_time(scene, width, height - len(lines), shown_rate, legend=legend)]
 
 
 _LATENCIES = (
@@ -376,6 +377,10 @@ def output_rate(samples: Samples) -> float | None:
     return ratio(
         added(samples, lambda each: each.generation_tokens), sum(sample.seconds for sample in samples)
     )
+
+
+def _unknown(samples: Samples) -> None:
+    return None
 
 
 def _used(samples: Samples) -> float | None:
