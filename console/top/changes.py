@@ -38,7 +38,9 @@ class Changes:
 
     def _may_change(self) -> bool:
         """The engine enforces it; here it is said before anything is filled in."""
-        if self._app.player:
+        if self._app.store.picture.page is not None:
+            self._main.tell("a metrics page can only be read: nothing can be changed over it", "warning")
+        elif self._app.player:
             self._main.tell("this is a replay: nothing can be changed", "warning")
         elif self._app.viewer:
             self._main.tell("read-only: this console may not change the engine", "warning")

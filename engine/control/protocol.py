@@ -29,6 +29,7 @@ Verdict = Literal["pass", "fail", "none"]  # of an instrument on itself; none: n
 # Bounds of what may be sent. Text is shown on terminals: it has no control characters.
 Line = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
+FlagName = Annotated[str, Meta(max_length=100)]
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 Version = Annotated[int, Meta(ge=0)]
 
@@ -411,7 +412,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 class FlagsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """PATCH /v1/flags: all of the changes or none. A value may be text as the command line takes it ("off", "64")."""
 
-    changes: Annotated[dict[str, Value], Meta(min_length=1, max_length=100)]
+    changes: Annotated[dict[FlagName, Value], Meta(min_length=1, max_length=100)]
     reason: Line = ""
     expect_version: Version | None = None  # refuse with 409 unless the settings still have this version
     ttl: Seconds | None = None  # after which the engine itself puts the old values back

@@ -6,10 +6,11 @@ from ....engine.control import protocol as p
 from ....engine.flags import Flag, Reach, Value, parse, show
 from ... import shown
 from .. import figures
-from ..lines import Line, Piece, clip, fit
+from ..lines import Line, Piece, clip, fit, left
 from ..scene import Scene
+from ..store import MetricsPage
 from ..table import Column, Table
-from .view import Exported, View
+from .view import Exported, View, not_on_a_page
 
 Row = p.FlagView
 
@@ -110,6 +111,8 @@ class Flags(View):
                     del self.edits[row.name]
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if scene.picture.page is not None:
+            return _of_a_page(scene.picture.page, width)[:height]
         self.update(scene.picture.flags)
         self._table.arrange(self._rows)
         hello = scene.picture.hello
@@ -196,3 +199,16 @@ def _warning(row: Row) -> Line:
     if row.danger:
         line.append((f"  ▲ {row.danger}", "need"))
     return line
+
+
+def _of_a_page(page: MetricsPage, width: int) -> list[Line]:
+    """No flags, but what the page says of how the cache was set up."""
+    lines = not_on_a_page("a metrics page has no flags, and nothing can be changed over it", width)
+    info = page.reading.info
+    if info:
+        lines.append(fit([("  What it says of the KV cache:", "dim")], width))
+    for name, value in sorted(info.items()):
+        lines.append(
+            fit([("    " + left(shown.plain(name), 42), "dim"), (shown.plain(value), "text")], width)
+        )
+    return lines
