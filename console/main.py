@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": (".commands.change:resume", "Admit again."),
     "drain": (".commands.drain:drain", "Finish the work there is, then stop the engine."),
     "mark": (".commands.mark:mark", "Put a named line into events and charts."),
+    "bench": (".commands.bench:bench", "Send load and measure, or run an experiment on an engine."),
     "dump": (".commands.dump:dump", "Write everything known to a file, or read a flight recording."),
 }
 
