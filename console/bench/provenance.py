@@ -99,7 +99,7 @@ def over_http(address: Address, key: str | None, model: str, context: int | NA) 
         url=address.url, model=model, version=found.version or no_version, revision=found.revision or no_version,
         dirty=found.revision.endswith("-dirty") if found.revision else no_version,
         name=unknown, pid=unknown, device=unknown, dtype=unknown, parameters=unknown, max_model_len=context,
-        page_size=unknown, pages=unknown, profile=unknown, differs=unknown,
+        page_size=unknown, pages=unknown, profile=unknown, differs=None,
     )  # fmt: skip
 
 

@@ -47,7 +47,9 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int | NA
     pages: int | NA
     profile: str | NA
-    differs: dict[str, Value] | NA  # flags whose value is not the profile's, when the run began
+    differs: (
+        dict[str, Value] | None
+    )  # flags whose value is not the profile's, when the run began; None: not known
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +84,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     e2e: Latency | None
     errors: dict[str, int]
     messages: dict[str, list[str]]
-    engine: Engine | NA
+    engine: Engine | None
+    no_engine: str = ""  # why what the engine counted is not known
 
     @property
     def output_rate(self) -> float:
@@ -113,7 +116,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     command: dict[str, Any]  # its options, as they were in force
     client: Provenance
-    server: Server | NA
+    server: Server | None
     cells: tuple[Cell, ...]
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
@@ -153,7 +156,7 @@ def _ms(latency: Latency | None, name: str) -> float | None:
 
 
 def _engine(each: Pass, name: str) -> float | None:
-    value = each.engine if isinstance(each.engine, NA) else getattr(each.engine, name)
+    value = None if each.engine is None else getattr(each.engine, name)
     return None if isinstance(value, NA) else value
 
 
@@ -181,7 +184,8 @@ def pass_of(measured: Measured, seed: int, engine: Engine | NA) -> Pass:
         e2e=measured.e2e.summary(),
         errors=dict(measured.errors),
         messages=measured.messages,
-        engine=engine,
+        engine=None if isinstance(engine, NA) else engine,
+        no_engine=engine.na if isinstance(engine, NA) else "",
     )
 
 

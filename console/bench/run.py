@@ -187,7 +187,7 @@ def head(at: Site) -> list[str]:
     revision = server.revision
     known = f"NA ({revision.na})" if isinstance(revision, NA) else revision
     lines_ = [f"{server.url}  {shown.plain(server.model)}  revision {known}"]
-    if isinstance(server.differs, dict) and server.differs:
+    if server.differs:
         changed = "  ".join(f"{name}={value}" for name, value in server.differs.items())
         lines_.append(f"flags that differ from profile {server.profile}: {changed}")
     return lines_
@@ -200,8 +200,8 @@ def table(cell: Cell) -> list[str]:
         f"{len(cell.passes)} passes of {first.sent:,} requests; median (least .. most)",
         *(_row(cell, metric) for metric in METRICS),
     ]
-    if isinstance(first.engine, NA):
-        lines_.append(f"effective batch  NA ({first.engine.na})")
+    if first.engine is None:
+        lines_.append(f"effective batch  NA ({first.no_engine})")
     lines_ += _troubles(cell)
     return [line for line in lines_ if line]
 
