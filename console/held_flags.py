@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..engine.control import protocol as p
 from ..engine.flags import Value, did_you_mean, show
@@ -35,13 +36,14 @@ def flags_of(client: Client) -> dict[str, p.FlagView]:
 
 
 class HeldFlags:
-    """Holds some of an engine's live flags. Not thread-safe, as its client is not.
+    """Holds some of an engine's live flags. Not thread-safe.
 
-    `reason` stands in every change and tells our changes from those of others: it must be this holder's alone.
+    Each operation has a connection of its own: the engine closes those that ask nothing for a minute. `reason` stands
+    in every change and tells our changes from those of others: it must be this holder's alone.
     """
 
-    def __init__(self, client: Client, reason: str, ttl: float) -> None:
-        self._client = client
+    def __init__(self, path: Path, reason: str, ttl: float) -> None:
+        self._path = path
         self._reason = reason
         self._ttl = ttl
         self._before: dict[str, p.FlagView] = {}
@@ -67,7 +69,7 @@ class HeldFlags:
 
     def check(self) -> None:
         """Raises TakenOver unless every held flag has our value by our change."""
-        flags = flags_of(self._client)
+        flags = self._flags()
         for name in self._now:
             flag = flags[name]
             if flag.origin.reason != self._reason or flag.until is None:
@@ -89,7 +91,7 @@ class HeldFlags:
         self._patch(held, _MOMENT)
         deadline = time.monotonic() + _BACK_WITHIN
         while True:
-            flags = flags_of(self._client)
+            flags = self._flags()
             left = [name for name in held if flags[name].origin.reason == self._reason]
             if not left:
                 self._before.clear()
@@ -105,7 +107,7 @@ class HeldFlags:
         new = [name for name in changes if name not in self._before]
         if not new:
             return
-        flags = flags_of(self._client)
+        flags = self._flags()
         for name in new:
             flag = flags.get(name)
             if flag is None:
@@ -123,7 +125,12 @@ class HeldFlags:
 
     def _patch(self, changes: Mapping[str, Value], ttl: float) -> p.Applied:
         patch = p.FlagsPatch(changes=dict(changes), reason=self._reason, ttl=ttl)
-        return self._client.patch("/v1/flags", patch, p.Applied)
+        with Client(self._path) as client:
+            return client.patch("/v1/flags", patch, p.Applied)
+
+    def _flags(self) -> dict[str, p.FlagView]:
+        with Client(self._path) as client:
+            return flags_of(client)
 
 
 def shown_origin(flag: p.FlagView) -> str:

@@ -88,7 +88,7 @@ class Experiment:
         with Client(self._path) as client:
             hello = client.get("/v1/hello", p.Hello)
             before = self._checked(client)
-            held = HeldFlags(client, self._reason, self._plan.block + GRACE)
+            held = HeldFlags(self._path, self._reason, self._plan.block + GRACE)
             snapshot = client.get("/v1/snapshot", p.Snapshot, window=1.0)
             self._seen_event = snapshot.last_event
             end: End = "time"

@@ -100,6 +100,10 @@ repeats_option = click.option(
     help="Passes, each of a seed of its own.",
 )
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the first pass.")
+vocab_option = click.option(
+    "--vocab", type=click.IntRange(32), default=VOCAB, show_default=True,
+    help="Prompts are drawn from token ids below this.",
+)  # fmt: skip
 bound_option = click.option(
     "--bound",
     "bounds",

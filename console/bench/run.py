@@ -39,13 +39,7 @@ from .work import BURSTGPT_BURSTINESS, SHAPES, Lengths, Plan, trace_jobs
 @click.option(
     "--output", type=options.LengthsType(), default="128", show_default=True, help="Tokens: 128, or 32..256."
 )
-@click.option(
-    "--vocab",
-    type=click.IntRange(32),
-    default=options.VOCAB,
-    show_default=True,
-    help="Prompts are drawn from token ids below this.",
-)
+@options.vocab_option
 @click.option(
     "--concurrency", type=click.IntRange(1, 10_000), metavar="N", help="Requests under way at any time. [8]"
 )

@@ -25,7 +25,7 @@ from .work import Job, Plan, arrivals, trace_jobs
 
 HOLD = 60.0  # seconds after which the engine takes flags back when nobody renews them
 _RENEW = 15.0  # seconds
-_ALL_FAILED = 20  # requests that failed, with none that ended, after which a warm-up gives up
+_NO_SOCKET = "this needs an arc engine's control socket: name it with --engine, or leave --url out"
 
 Ticked = Callable[[], None]
 
@@ -72,9 +72,7 @@ class Site:
     def control(self) -> Iterator[Client]:
         """A connection of its own. Raises Failure where there is no control socket."""
         if self.socket is None:
-            raise Failure(
-                "this needs an arc engine's control socket: name it with --engine, or leave --url out"
-            )
+            raise Failure(_NO_SOCKET)
         with Client(self.socket) as client:
             yield client
 
@@ -144,11 +142,8 @@ class Runner:
         steady: bool = False,
         scraped: bool = False,
     ) -> tuple[Measured, Engine | NA]:
-        with ExitStack() as stack:
-            control = None
-            if scraped and self._site.socket is not None:
-                control = stack.enter_context(self._site.control())
-            return asyncio.run(self._measure(jobs, work, pace, seed, held, control, steady))
+        socket = self._site.socket if scraped else None
+        return asyncio.run(self._measure(jobs, work, pace, seed, held, socket, steady))
 
     async def _measure(
         self,
@@ -157,22 +152,22 @@ class Runner:
         pace: Pace,
         seed: int,
         held: HeldFlags | None,
-        control: Client | None,
+        socket: Path | None,
         steady: bool,
     ) -> tuple[Measured, Engine | NA]:
         dry = asyncio.Event()
         load = Load(self._site.target, self._bounds, self._on_end, dry.set)
         renewal = asyncio.create_task(_renew(held)) if held is not None else None
-        start = await asyncio.to_thread(scrape.life, control) if control is not None else None
+        start = await asyncio.to_thread(scrape.life, socket) if socket is not None else None
         sending = asyncio.create_task(_send(load, jobs, work, pace, seed))
         try:
             end: p.Interval | None = None
-            if steady and control is not None:
+            if steady and socket is not None:
                 await dry.wait()
-                end = await asyncio.to_thread(scrape.life, control)
+                end = await asyncio.to_thread(scrape.life, socket)
             measured = await _first_of(sending, renewal)
-            if end is None and control is not None:
-                end = await asyncio.to_thread(scrape.life, control)
+            if end is None and socket is not None:
+                end = await asyncio.to_thread(scrape.life, socket)
         finally:
             for task in (sending, renewal):
                 if task is not None:
@@ -215,10 +210,11 @@ def holding(at: Site, changes: Mapping[str, Value], why: str) -> Iterator[HeldFl
     if not changes:
         yield None
         return
-    with at.control() as control:
-        held = HeldFlags(control, why, HOLD)
-        try:
-            held.change(changes)
-            yield held
-        finally:
-            held.give_back()
+    if at.socket is None:
+        raise Failure(_NO_SOCKET)
+    held = HeldFlags(at.socket, why, HOLD)
+    try:
+        held.change(changes)
+        yield held
+    finally:
+        held.give_back()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ...engine.control import protocol as p
 from ...engine.control.protocol import NA
 from ..client import Client
 from .result import Engine
 
 
-def life(control: Client) -> p.Interval:
-    return control.get("/v1/snapshot", p.Snapshot, window=1.0).life
+def life(path: Path) -> p.Interval:
+    """Over a connection of its own: the engine closes those that ask nothing for a minute."""
+    with Client(path) as control:
+        return control.get("/v1/snapshot", p.Snapshot, window=1.0).life
 
 
 def between(start: p.Interval, end: p.Interval) -> Engine | NA:

@@ -13,6 +13,15 @@ BENCHES: dict[str, tuple[str, str]] = {
         ".bench.shattering:shattering",
         "The scheduler's own law: B sequences at D lengths, B / D a step.",
     ),
+    "admission": (
+        ".bench.admission:admission",
+        "Bucketed against ragged admission: is shattering confirmed here?",
+    ),
+    "layouts": (".bench.layouts:layouts", "The paged cache and both dense ones on the same work."),
+    "spec": (".bench.spec:spec", "What speculation is worth at each depth."),
+    "allocator": (".bench.allocator:allocator", "The bounded allocator, by the engine's own bench."),
+    "consoles": (".bench.consoles:consoles", "What attached consoles cost the engine."),
+    "compare": (".bench.compare:compare", "Compare two results, cell by cell."),
 }
 
 

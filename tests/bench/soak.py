@@ -23,7 +23,7 @@ MOST_MIB_PER_1000_TOKENS = 1.0
 
 
 def resident_mib(server: Server) -> float:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    status = Path(f"/proc/{server.engine.pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) / 1024
@@ -35,7 +35,7 @@ async def one(session: aiohttp.ClientSession, server: Server, rng: random.Random
     output = rng.randint(1, 200)
     body = {"prompt": prompt, "max_tokens": output, "ignore_eos": True, "stream": True}
     leaves_after = rng.randint(1, 50) if rng.random() < 0.2 else None
-    async with session.post(f"{server.base}/v1/completions", json=body) as response:
+    async with session.post(f"{server.engine.url}/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         lines = 0
         async for line in response.content:
