@@ -81,7 +81,7 @@ class Console(App[None]):
         self.keymap = dict(keymap or {})
         self.store = store or Store()
         self.clock = clock
-        self.calls = EngineCalls(options.path, options.viewer, self._back)
+        self.calls = EngineCalls(options.path, options.viewer, self.back)
         self.main = Main(self)
         self._reader = (
             None if store else Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)
@@ -114,6 +114,7 @@ class Console(App[None]):
             self._reader.start()
 
     def on_unmount(self) -> None:
+        self.main.experiments.leave()
         if self._reader:
             self._reader.stop()
 
@@ -125,7 +126,7 @@ class Console(App[None]):
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
-    def _back(self, call: Callable[[], None]) -> None:
+    def back(self, call: Callable[[], None]) -> None:
         """From a call's thread to the screen's; a console that was left by then wants no answers."""
         with contextlib.suppress(RuntimeError):
             self.call_from_thread(call)

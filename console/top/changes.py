@@ -34,7 +34,7 @@ class Changes:
     def flags(self) -> Flags:
         return self._main.flags
 
-    def _may_change(self) -> bool:
+    def may_change(self) -> bool:
         """The engine enforces it; here it is said before anything is filled in."""
         if self._app.viewer:
             self._main.tell("read-only: this console may not change the engine", "warning")
@@ -49,7 +49,7 @@ class Changes:
         if not isinstance(self._main.view, Sequences) or table is None or table.chosen is None:
             self._main.tell("choose a sequence first: view 2")
             return
-        if not self._may_change():
+        if not self.may_change():
             return
         row: p.SequenceView = table.chosen
 
@@ -91,7 +91,7 @@ class Changes:
         """Ask for a value in the form that the flag has: a toggle, a list, or a checked field."""
         flags = self.flags
         row = flags.find(name)
-        if row is None or not self._may_change():
+        if row is None or not self.may_change():
             return
         if row.reach != "live":
             self._main.tell(
@@ -126,7 +126,7 @@ class Changes:
     def apply(self) -> None:
         if not self.flags.edits:
             self._main.tell("no edits: e edits the flag under the cursor")
-        elif self._may_change():
+        elif self.may_change():
             self._propose(f"Apply {_changes(len(self.flags.edits))}", self.flags.edits)
 
     def _propose(
@@ -169,14 +169,14 @@ class Changes:
     def undo(self) -> None:
         if not self._undo:
             self._main.tell("this console has changed nothing that could be undone")
-        elif self._may_change():
+        elif self.may_change():
             self._propose(
                 "Undo: apply " + _changes(len(self._undo[-1])), self._undo[-1], undoes=True, reason="undo"
             )
 
     def unset(self) -> None:
         row = self.flags.chosen
-        if not isinstance(self._main.view, Flags) or row is None or not self._may_change():
+        if not isinstance(self._main.view, Flags) or row is None or not self.may_change():
             return
         if row.origin.layer != "runtime":
             self._main.tell(f"{row.name} has no runtime value: it is from {row.origin.layer}")
@@ -221,7 +221,7 @@ class Changes:
             else:
                 self._main.tell(f"every live flag has the value of {name} already")
 
-        if self._may_change():
+        if self.may_change():
             names = sorted(profile_files(Path.cwd()))
             self._app.push_screen(Choose("Profile", [], [(name, name) for name in names]), chosen)
 
@@ -233,7 +233,7 @@ class Changes:
             if text:
                 self._app.calls.mark(text, marked)
 
-        if self._may_change():
+        if self.may_change():
             question = Prompt("Mark", ["A named moment, in events and on every plot."], "", _wrong_line)
             self._app.push_screen(question, named)
 

@@ -197,30 +197,30 @@ def test_the_admission_experiment_runs_and_puts_everything_back(engine: Started,
 
 
 def test_an_experiment_on_live_traffic_finds_a_large_effect(engine: Started) -> None:
-    """Eight requests under way all the time; one that runs alone brings far fewer tokens than eight together."""
+    """Rows of spread lengths, always more than may run: which of them a step takes changes at the very next step, so
+    that the effect is there however slow the machine is."""
     before, over = values(engine), threading.Event()
 
     def load() -> None:
-        site = engine.site()
-        jobs = Plan("uniform", Lengths(4, 4), Lengths(8, 8), 8, 300, 512).jobs(5)
+        jobs = Plan("spread", Lengths(8, 8), Lengths(40, 40), 6, 300, 512).jobs(5)
         endless = itertools.takewhile(lambda _: not over.is_set(), jobs)
-        asyncio.run(Load(site.target, Bounds()).closed(endless, 10**9, 8))
+        asyncio.run(Load(engine.site().target, Bounds()).closed(endless, 10**9, 12))
 
     loader = threading.Thread(target=load, daemon=True)
     loader.start()
     try:
         plan = Trial(
-            flag="sched.max_running", values=("1", "8"), metric=METRICS["effective_batch"], seconds=16.0, block=2.0,
-            washout=1.0, guards=(), alpha=0.05, margin=None, seed=3,
+            flag="admission.policy", values=("ragged", "bucketed"), metric=METRICS["effective_batch"], seconds=16.0,
+            block=2.0, washout=0.5, guards=(), alpha=0.05, margin=None, seed=3,
         )  # fmt: skip
         report = Experiment(plan, engine.socket).run()
     finally:
         over.set()
-        loader.join(60)
+        loader.join(120)
     assert not loader.is_alive()
     assert isinstance(report.estimate, Estimate), report
-    assert report.end == "decided" and report.estimate.low > 2, report
-    assert report.restored is True and report.before == 9
+    assert report.end == "decided" and report.estimate.high < 1, report
+    assert report.restored is True and report.before == "ragged"
     assert values(engine) == before
 
 
