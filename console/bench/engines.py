@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ def started(model: str | None, flags: Sequence[str]) -> Iterator[Started]:
         command += ["--set", each]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # as of `arc serve`
     path = paths.socket_path(paths.runtime_folder(), name)
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
+    with _ended_in_order(), tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         process = subprocess.Popen(
             command,
@@ -85,6 +86,19 @@ def started(model: str | None, flags: Sequence[str]) -> Iterator[Started]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, so that no engine is left behind. Signals are the main thread's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, path: Path, log: IO[bytes]) -> None:

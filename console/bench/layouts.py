@@ -6,16 +6,18 @@ how many copies on the device each needs a token.
 
 from __future__ import annotations
 
+import re
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import msgspec
 
 from ...engine.control.protocol import NA, Value
 from ...engine.flags import FLAGS
 from .. import shown
 from ..exits import Failure
-from . import engines, options, provenance
+from . import engines, options, provenance, scrape
 from .chart import Chart, Series
 from .load import Bounds
 from .result import Cell, Pass, Result, Server, now, spread_of
@@ -23,34 +25,44 @@ from .run import bar, finish
 from .runner import Pace, Runner, Site, Work
 from .work import Lengths, Plan
 
-LAYOUTS: dict[str, tuple[str, ...]] = {
-    "paged": ("cache.layout=paged",),
-    "dense, mask": ("cache.layout=dense", "cache.dead_prefix=mask"),
-    "dense, strip": ("cache.layout=dense", "cache.dead_prefix=strip"),
+LAYOUTS: dict[str, tuple[str, ...]] = {  # the prefix cache is off for all: a dense cache has none
+    "paged": ("cache.layout=paged", "cache.prefix=off"),
+    "dense, mask": ("cache.layout=dense", "cache.dead_prefix=mask", "cache.prefix=off"),
+    "dense, strip": ("cache.layout=dense", "cache.dead_prefix=strip", "cache.prefix=off"),
 }
+# arc:cache_copies_total has each operation of the dense layout; an allocation is no copy
+_COPIES = re.compile(r'^arc:cache_copies_total\{[^}]*operation="([^"]+)"[^}]*\} (\S+)$', re.M)
+_ALLOCATIONS = frozenset({"clone_in.alloc"})
 
 
-class Copies(msgspec.Struct, frozen=True):
-    """Cumulative counts of an engine that has them."""
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Cumulative counts. `made` is None where the engine has no such counter."""
 
-    generation_tokens: int
-    cache_copies: int | None = None  # device copies that put the cache together anew
-
-
-class _Snapshot(msgspec.Struct, frozen=True):
-    life: Copies
+    tokens: int  # generated
+    made: float | None  # copies on the device, of a row's layer or of a layer each
 
 
 def copies(at: Site) -> Copies:
-    with at.control() as control:
-        return msgspec.json.decode(control.raw("GET", "/v1/snapshot"), type=_Snapshot).life
+    assert at.socket is not None
+    key = at.target.key
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{at.server.url}/metrics", headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as page:
+        return counted(scrape.life(at.socket).generation_tokens, page.read().decode())
+
+
+def counted(tokens: int, metrics: str) -> Copies:
+    found = _COPIES.findall(metrics)
+    made = sum(float(value) for operation, value in found if operation not in _ALLOCATIONS)
+    return Copies(tokens, made if found else None)
 
 
 def per_token(start: Copies, end: Copies) -> float | NA:
-    if start.cache_copies is None or end.cache_copies is None:
+    if end.made is None:
         return NA("this engine counts no copies of its cache")
-    tokens = end.generation_tokens - start.generation_tokens
-    return (end.cache_copies - start.cache_copies) / tokens if tokens else NA("no token was generated")
+    tokens = end.tokens - start.tokens
+    return (end.made - (start.made or 0)) / tokens if tokens else NA("no token was generated")
 
 
 @click.command()
@@ -74,7 +86,7 @@ def layouts(
     if missing:
         raise Failure(f"this arc has no flag {' nor '.join(missing)}: its engine has the paged cache alone")
     passes: dict[str, list[Pass]] = {name: [] for name in LAYOUTS}
-    counted: dict[str, list[float | NA]] = {name: [] for name in LAYOUTS}
+    ratios: dict[str, list[float | NA]] = {name: [] for name in LAYOUTS}
     servers: list[Server] = []
     with bar((rows + requests) * len(LAYOUTS) * repeats, "requests") as tick:
         for number in range(repeats):
@@ -88,13 +100,13 @@ def layouts(
                     runner.warm_up(work, pace, seed + number)
                     start = copies(at)
                     passes[name].append(runner.one(work, pace, seed + number))
-                    counted[name].append(per_token(start, copies(at)))
+                    ratios[name].append(per_token(start, copies(at)))
     cells = [
         Cell(name=name, labels={"layout": name}, flags=_flags(name),
              revision=servers[0].revision, passes=tuple(found))
         for name, found in passes.items()
     ]  # fmt: skip
-    said = lines(cells, counted)
+    said = lines(cells, ratios)
     result = Result(
         kind="layouts", created=now(), client=provenance.client(), server=servers[0], cells=tuple(cells),
         notes=tuple(said),
@@ -113,14 +125,14 @@ def _flags(name: str) -> dict[str, Value]:
     return {flag: value for flag, _, value in (each.partition("=") for each in LAYOUTS[name])}
 
 
-def lines(cells: list[Cell], counted: dict[str, list[float | NA]]) -> list[str]:
+def lines(cells: list[Cell], ratios: dict[str, list[float | NA]]) -> list[str]:
     base = spread_of(cells[0].passes, "output_tok_s")
     rows = []
     for cell in cells:
         spread = spread_of(cell.passes, "output_tok_s")
         failed = sum(sum(each.errors.values()) for each in cell.passes)
-        known = [value for value in counted[cell.name] if not isinstance(value, NA)]
-        why = next((value.na for value in counted[cell.name] if isinstance(value, NA)), "")
+        known = [value for value in ratios[cell.name] if not isinstance(value, NA)]
+        why = next((value.na for value in ratios[cell.name] if isinstance(value, NA)), "")
         rate = "NA" if spread is None else f"{spread.median:,.1f} ({spread.least:,.1f} .. {spread.most:,.1f})"
         share = "NA" if spread is None or base is None else f"{spread.median / base.median:.3f}"
         each = f"{sorted(known)[len(known) // 2]:,.1f}" if known else f"NA ({why})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from arc.console.bench.work import Lengths, Plan
 from arc.console.client import Client
 from arc.console.exits import Failure
 from arc.console.held_flags import flags_of
+from arc.engine.control import protocol as p
 
 from tests.peers.make_checkpoint import TINY, write_checkpoint
 
@@ -239,6 +242,25 @@ def test_what_this_engine_lacks_is_refused_by_name(engine: Started) -> None:
         assert "no flag spec.depth" in run("bench", "spec", "-e", engine.socket.stem, code=1).output
     if "cache.layout" not in has:
         assert "no flag cache.layout" in run("bench", "layouts", code=1).output
+
+
+def test_a_bench_that_is_terminated_leaves_no_engine(engine: Started) -> None:
+    """`engine` is asked for its folders alone."""
+    code = """
+import sys, time
+from arc.console.bench import engines
+with engines.started(sys.argv[1], ("cpu.threads=1",)) as running:
+    print(running.pid, flush=True)
+    time.sleep(300)
+"""
+    with Client(engine.socket) as client:
+        model = client.get("/v1/hello", p.Hello).model_path
+    process = subprocess.Popen([sys.executable, "-c", code, model], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.terminate()
+    assert process.wait(120) == 143
+    assert not Path(f"/proc/{child}").exists()
 
 
 def test_an_engine_that_does_not_start_says_why(engine: Started) -> None:

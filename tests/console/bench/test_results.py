@@ -14,6 +14,7 @@ from arc.console.bench.chart import Chart, Series, png
 from arc.console.bench.chart import lines as chart_lines
 from arc.console.bench.compare import compared, differences
 from arc.console.bench.layouts import Copies, per_token
+from arc.console.bench.layouts import counted as counted_copies
 from arc.console.bench.load import Bounds, Measured
 from arc.console.bench.result import (
     FORMAT,
@@ -243,10 +244,20 @@ def test_acceptance_is_of_what_was_drafted_in_the_window() -> None:
     assert none.a_row is None and none.by_place == ()
 
 
-def test_copies_that_nobody_counts_are_na() -> None:
-    assert per_token(Copies(10, 500), Copies(20, 2700)) == 220
-    assert isinstance(per_token(Copies(10), Copies(20)), NA)
-    assert isinstance(per_token(Copies(10, 5), Copies(10, 5)), NA)
+METRICS_PAGE = """# TYPE arc:cache_copies counter
+arc:cache_copies_total{model="m",operation="clone_in.alloc"} 84
+arc:cache_copies_total{model="m",operation="clone_in.slice_set"} 200
+arc:cache_copies_total{model="m",operation="front_pad_grow"} 21
+arc:steps_total{model="m"} 7
+"""
+
+
+def test_copies_a_token_leave_allocations_out_and_are_na_where_nobody_counts() -> None:
+    end = counted_copies(20, METRICS_PAGE)
+    assert end == Copies(20, 221.0)
+    assert per_token(Copies(10, 21.0), end) == 20
+    assert isinstance(per_token(counted_copies(1, ""), counted_copies(2, "arc:steps_total 7\n")), NA)
+    assert isinstance(per_token(Copies(10, 5.0), Copies(10, 5.0)), NA)
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
