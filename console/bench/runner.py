@@ -181,12 +181,13 @@ class Runner:
 async def _send(load: Load, jobs: Iterator[Job], work: Work, pace: Pace, seed: int) -> Measured:
     if pace.concurrency is not None:
         return await load.closed(jobs, work.requests, pace.concurrency)
-    moments = (
-        arrivals(pace.rate, pace.burstiness, random.Random(f"arrivals {seed}"))
-        if pace.rate is not None
-        else itertools.repeat(0.0)
-    )
-    return await load.opened(jobs, work.requests, moments, pace.most)
+    if pace.rate is None:
+        return await load.opened(jobs, work.requests, itertools.repeat(0.0), pace.most)
+    moments = arrivals(pace.rate, pace.burstiness, random.Random(f"arrivals {seed}"))
+    untimed = (
+        replace(job, at=None) for job in jobs
+    )  # a rate that was asked for goes before a trace's own times
+    return await load.opened(untimed, work.requests, moments, pace.most)
 
 
 async def _first_of(sending: asyncio.Task[Measured], renewal: asyncio.Task[None] | None) -> Measured:

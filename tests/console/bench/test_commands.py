@@ -111,6 +111,26 @@ def test_a_trace_with_times_is_sent_at_its_times(tmp_path: Path) -> None:
     assert found["command"]["concurrency"] is None and found["command"]["rate"] is None
 
 
+def test_a_rate_that_is_asked_for_goes_before_a_trace_s_times(tmp_path: Path) -> None:
+    """By its own times this trace would take hours."""
+    lines = [{"timestamp": 3_600_000 * n, "input_length": 4, "output_length": 2} for n in range(4)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    arguments = [
+        "--work",
+        str(tmp_path / "t.jsonl"),
+        "--repeats",
+        "1",
+        "--warmup",
+        "0",
+        "--rate",
+        "1000",
+        "--json",
+    ]
+    with stub() as served:
+        found = json.loads(run("bench", "--url", served.url, *arguments).output)
+    assert found["cells"][0]["passes"][0]["finished"] == 4 and found["command"]["rate"] == 1000
+
+
 # -- real engines -----------------------------------------------------------------------------------------------------
 
 
