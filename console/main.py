@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": (".commands.drain:drain", "Finish the work there is, then stop the engine."),
     "trim": (".commands.trim:trim", "Give the allocator's free buffers back to the system."),
     "mark": (".commands.mark:mark", "Put a named line into events and charts."),
+    "bench": (".commands.bench:bench", "Send load and measure, or run an experiment on an engine."),
+    "ab": (".commands.ab:ab", "Find out which of two values of a flag is better, on live traffic."),
     "dump": (".commands.dump:dump", "Write everything known to a file, or read a flight recording."),
 }
 

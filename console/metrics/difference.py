@@ -129,6 +129,7 @@ def _sample(before: Reading, after: Reading, known: set[str], seconds: float, wa
         step_seconds=risen("step_seconds"),
         forward_seconds=risen("forward_seconds"),
         buckets=_buckets(before, after, known),
+        allocator=None,
     )
 
 

@@ -176,6 +176,7 @@ class Console(App[None]):
             self._reader.start()
 
     def on_unmount(self) -> None:
+        self.main.experiments.leave()
         if self._fleet:
             self._fleet.stop()
         elif self._reader:

@@ -17,6 +17,7 @@ from . import header
 from .canvas import Canvas
 from .changes import Changes
 from .dialogs import Page
+from .experiments import Experiments
 from .export import write
 from .filter_field import FilterField
 from .keys import BY_ID, KEYS, REPLAY_HINTS
@@ -51,6 +52,7 @@ class Main(Screen[None]):
         self._scene: Scene | None = None
         self._toasts = Toasts()
         self.changes = Changes(console, self)
+        self.experiments = Experiments(console, self)
         self.replay = Replay(console, self)
         self._drawn: tuple[int, float] = (-1, 0.0)
         self.ticks = 0
@@ -433,6 +435,9 @@ class Main(Screen[None]):
 
     def action_profile(self) -> None:
         self.changes.profile()
+
+    def action_experiment(self) -> None:
+        self.experiments.open(self.flags, self.changes.may_change)
 
     def action_mark(self) -> None:
         self.changes.mark()

@@ -41,7 +41,7 @@ class Flags(View):
     short = "Flags"
     hints = (
         ("edit", "edit"), ("apply", "apply"), ("drop", "drop"), ("undo", "undo"), ("unset", "unset"),
-        ("profile", "profile"), ("filter", "filter"), ("export", "export"), ("quit", "quit"),
+        ("experiment", "A/B"), ("profile", "profile"), ("filter", "filter"), ("export", "export"), ("quit", "quit"),
     )  # fmt: skip
 
     def __init__(self) -> None:
