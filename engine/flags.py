@@ -193,8 +193,10 @@ _DECLARED: tuple[Flag, ...] = (
     # computing
     Flag(
         "kernels.backend", "choice", "auto",
-        "auto: the fastest backend that takes each operation; torch: the reference everywhere",
-        LIVE, choices=("auto", "torch"), danger="torch is slower; it is there to compare and to rule a kernel out",
+        "auto: the fastest backend that takes each operation; triton: the kernels for cards; torch: the reference "
+        "everywhere",
+        LIVE, choices=("auto", "triton", "torch"),
+        danger="torch is slower; it is there to compare and to rule a kernel out",
     ),
     Flag(
         "cpu.threads", "int", "auto",

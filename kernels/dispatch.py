@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from . import reference
+from . import reference, triton
 from .operations import (
     AddRmsNorm,
     GatedMlp,
@@ -76,7 +76,7 @@ class KernelSet:
 OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name != "resolutions")
 
 # In the order of preference; the reference is last, takes every operation and runs everywhere that torch does.
-BACKENDS: tuple[Backend, ...] = (reference.BACKEND,)
+BACKENDS: tuple[Backend, ...] = (triton.BACKEND, reference.BACKEND)
 
 
 def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS) -> KernelSet:

@@ -44,7 +44,7 @@ def row(kernels: KernelSet, operation: str):
 
 def test_the_reference_takes_every_operation():
     for choice in ("auto", "torch"):
-        kernels = resolve(choice, TARGET)
+        kernels = resolve(choice, TARGET, (TORCH,))
         assert [line.operation for line in kernels.table()] == list(OPERATIONS)
         assert {line.backend for line in kernels.table()} == {"torch"}
         assert all(line.refused == () for line in kernels.table())
@@ -77,10 +77,10 @@ def test_a_named_backend_falls_back_in_sight():
 
 def test_an_unknown_backend_is_an_error_with_the_nearest_name():
     with pytest.raises(
-        KernelError, match=r"unknown backend 'troch' \(known: auto, torch\); did you mean torch\?"
+        KernelError, match=r"unknown backend 'troch' \(known: auto, .*torch\); did you mean torch\?"
     ):
         resolve("troch", TARGET)
-    with pytest.raises(KernelError, match=r"unknown backend '' \(known: auto, torch\)$"):
+    with pytest.raises(KernelError, match=r"unknown backend '' \(known: auto, .*torch\)$"):
         resolve("", TARGET)
 
 
