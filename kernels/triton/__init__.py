@@ -47,7 +47,7 @@ class TritonBackend:
         return Refusal(refused) if refused is not None else _operations(target.device)[operation]
 
 
-_LEFT_TO_TORCH = dict.fromkeys(
+_LEFT_TO_TORCH: dict[str, str] = dict.fromkeys(
     ("linear", "gated_mlp", "kv_up"), "plain matrix products: torch hands them to the vendor's own library"
 )
 
@@ -56,6 +56,8 @@ _LEFT_TO_TORCH = dict.fromkeys(
 def _operations(device: torch.device) -> dict[str, Any]:
     from . import pointwise
     from .decode import TritonMlaDecode
+    from .experts import TritonMoeExperts
+    from .gate import moe_gate
     from .launch import arch_of
 
     arch = arch_of(device)
@@ -65,6 +67,8 @@ def _operations(device: torch.device) -> dict[str, Any]:
         "rope": pointwise.rope,
         "latent_write": pointwise.latent_write,
         "mla_decode": TritonMlaDecode(arch),
+        "moe_gate": moe_gate,
+        "moe_experts": TritonMoeExperts(arch),
     }
 
 
