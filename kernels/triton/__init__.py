@@ -44,7 +44,7 @@ class TritonBackend:
 
     def offer(self, operation: str, target: Target) -> Any:
         refused = _LEFT_TO_TORCH.get(operation)
-        return Refusal(refused) if refused is not None else _operations(target.device)[operation]
+        return Refusal(refused) if refused is not None else _operations(target)[operation]
 
 
 _LEFT_TO_TORCH: dict[str, str] = dict.fromkeys(
@@ -53,20 +53,22 @@ _LEFT_TO_TORCH: dict[str, str] = dict.fromkeys(
 
 
 @functools.cache
-def _operations(device: torch.device) -> dict[str, Any]:
+def _operations(target: Target) -> dict[str, Any]:
     from . import pointwise
     from .decode import TritonMlaDecode
     from .experts import TritonMoeExperts
     from .gate import moe_gate
     from .launch import arch_of
+    from .prefill import TritonMlaPrefill
 
-    arch = arch_of(device)
+    arch = arch_of(target.device)
     return {
         "rms_norm": pointwise.rms_norm,
         "add_rms_norm": pointwise.add_rms_norm,
         "rope": pointwise.rope,
         "latent_write": pointwise.latent_write,
         "mla_decode": TritonMlaDecode(arch),
+        "mla_prefill": TritonMlaPrefill(arch, target.dtype),
         "moe_gate": moe_gate,
         "moe_experts": TritonMoeExperts(arch),
     }

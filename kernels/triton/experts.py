@@ -88,7 +88,9 @@ def moe_gate_up_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[pair] = silu(x gate^T) * (x up^T) for a block of pairs of one expert and a block of its N = I columns."""
-    block, part = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    place = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    block = place[0]
+    part = place[1]
     expert = tl.load(expert_of_block + block).to(tl.int64)
     if expert < 0:
         return
@@ -103,7 +105,9 @@ def moe_gate_up_kernel(
     for start in range(0, K, BLOCK_K):
         left = _rows(row, mine, start, K, BLOCK_K).to(DOT)
         gate = _multiply(gate, left, weight, scales, start, column, K, N, FORM, BLOCK_K, DOT)
-        up = _multiply(up, left, weight + weight_stride, scales + scale_stride, start, column, K, N, FORM, BLOCK_K, DOT)
+        up = _multiply(
+            up, left, weight + weight_stride, scales + scale_stride, start, column, K, N, FORM, BLOCK_K, DOT
+        )
     active = gate / (1.0 + tl.exp(-gate)) * up
     target = out + pair.to(tl.int64)[:, None] * N + column[None, :]
     tl.store(target, active, mask=mine[:, None] & (column < N)[None, :])
@@ -116,7 +120,9 @@ def moe_down_kernel(
     DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[pair] = (active[pair] down^T) * the pair's routing weight, which is 1 for a shared expert."""
-    block, part = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    place = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
+    block = place[0]
+    part = place[1]
     expert = tl.load(expert_of_block + block).to(tl.int64)
     if expert < 0:
         return
@@ -170,17 +176,23 @@ def tiles_of(arch: Arch, dtype: torch.dtype, form: Form, pairs: int, experts: in
         one = Tile(16, 32, 32 if form is Form.PLAIN else HALF, warps=4, stages=2)
         return Tiles(one, one)
     if rows <= 32:
-        few = Tile(rows, 64, HALF, warps=4, stages=2 if arch.amd else 3)
+        few = Tile(rows, 64, HALF, warps=4, stages=2 if arch.amd or form is Form.INT4 else 3)
         return Tiles(few, few)
-    inner = HALF
     stages = 1 if arch.amd else 3
-    if rows == 64 or form is not Form.PLAIN:
-        return Tiles(Tile(64, 64, inner, warps=4, stages=stages), Tile(64, 128, inner, warps=4, stages=stages))
-    return Tiles(Tile(128, 128, inner, warps=8, stages=stages), Tile(128, 128, inner, warps=8, stages=stages))
+    if form is not Form.PLAIN:
+        # Turning bytes into numbers takes registers: more rows would spill.
+        columns = 64 if arch.asynchronous or arch.amd else 32
+        return Tiles(Tile(64, columns, HALF, warps=8, stages=stages), Tile(64, 128, HALF, warps=8, stages=stages))
+    if rows == 64:
+        return Tiles(Tile(64, 64, HALF, warps=4, stages=stages), Tile(64, 128, HALF, warps=4, stages=stages))
+    if arch.amd:
+        return Tiles(Tile(128, 128, 32, warps=8, stages=2), Tile(128, 128, HALF, warps=8, stages=2))
+    columns = 128 if arch.asynchronous else 64
+    return Tiles(Tile(128, columns, HALF, warps=8, stages=3), Tile(128, 128, HALF, warps=8, stages=3))
 
 
 class PackedExperts(NamedTuple):
-    """`total` experts: the gate's, then the shared one's parts. scales: the weights once more where the form has none."""
+    """`total` experts: the gate's, then the shared one's parts. A form without scales has the weights in their place."""
 
     gate_up: Tensor  # [total, 2, I, H] or bytes
     gate_up_scales: Tensor

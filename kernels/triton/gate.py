@@ -44,7 +44,7 @@ def moe_gate_kernel(
     if BIASED:
         choice += tl.load(bias + expert, mask=inside, other=0.0)
     # What is not a number loses to all that is, but not to what is barred: an index stays one of an expert.
-    choice = tl.where(choice == choice, choice, _NOT_A_NUMBER)
+    choice = tl.where(choice != choice, _NOT_A_NUMBER, choice)  # noqa: PLR0124
     choice = tl.where(inside, choice, _BARRED)
     if METHOD != 0 and TOP_GROUPS < GROUPS:
         best = tl.max(choice, axis=1)

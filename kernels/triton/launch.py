@@ -33,6 +33,11 @@ class Arch:
     def amd(self) -> bool:
         return self.name.startswith("gfx")
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether matrix products read shared memory by themselves, so that operands take no registers."""
+        return self.name in ("sm_90", "sm_100", "sm_103")
+
 
 INTERPRETER = Arch("interpreter", processors=4, shared=1 << 20)
 

@@ -23,7 +23,9 @@ def _expert_of(indices, pair, inside, TOP_K: tl.constexpr, CHOICES: tl.constexpr
     """The choices past the gate's are the shared experts', which every token takes."""
     choice = pair % CHOICES
     routed = inside & (choice < TOP_K)
-    own = tl.load(indices + (pair // CHOICES).to(tl.int64) * TOP_K + choice, mask=routed, other=0).to(tl.int32)
+    own = tl.load(indices + (pair // CHOICES).to(tl.int64) * TOP_K + choice, mask=routed, other=0).to(
+        tl.int32
+    )
     return tl.where(choice < TOP_K, own, EXPERTS + choice - TOP_K)
 
 
@@ -63,7 +65,9 @@ def moe_dispatch_kernel(
 class Routes(NamedTuple):
     """Pair p is choice p % choices of token p // choices."""
 
-    order: Tensor  # [blocks * rows] int32: pairs by expert, in no order within one; pairs where a place is empty
+    order: (
+        Tensor  # [blocks * rows] int32: pairs by expert, in no order within one; pairs where a place is empty
+    )
     expert_of_block: Tensor  # [blocks] int32; -1: the block is not needed
     pairs: int
     blocks: int

@@ -20,7 +20,10 @@ CASES = Path(__file__).parent / "cases"
 ROOT = Path(__file__).parents[3]
 RUNNERS = ["interpreter", *(["card"] if torch.cuda.is_available() else [])]
 # Two groups, so that two workers share them.
-GROUPS = {"attention": ["case_pointwise.py", "case_decode.py"]}
+GROUPS = {
+    "attention": ["case_pointwise.py", "case_decode.py", "case_prefill.py"],
+    "experts": ["case_moe.py", "case_sample.py"],
+}
 
 
 def test_every_case_is_in_a_group():

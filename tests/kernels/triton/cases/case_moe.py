@@ -143,10 +143,15 @@ def test_experts(dtype, routing, tokens, experts, top_k, shared, hidden, inner):
     x = randn(tokens, hidden + 5, dtype=dtype)[:, 5:]
     own = [gated(inner, hidden, dtype) for _ in range(experts)]
     extra = gated(shared * inner, hidden, dtype) if shared else None
-    weights, indices = torch.rand(tokens, top_k).to(DEVICE), ROUTINGS[routing](tokens, experts, top_k).to(DEVICE)
+    weights, indices = (
+        torch.rand(tokens, top_k).to(DEVICE),
+        ROUTINGS[routing](tokens, experts, top_k).to(DEVICE),
+    )
     got = op(x, weights, indices, op.pack(iter(own), experts, extra, top_k))
     assert got.dtype == dtype
-    near(got, expected(x, weights, indices, own, extra), dtype, factor=2)  # three roundings, one after the other
+    near(
+        got, expected(x, weights, indices, own, extra), dtype, factor=2
+    )  # three roundings, one after the other
     if routing == "spread":  # the reference's dense form does not know an expert chosen twice
         packed = reference.pack(iter(own), experts, extra, top_k)
         near(got, reference(x, weights, indices, packed), dtype, factor=4)
@@ -154,7 +159,9 @@ def test_experts(dtype, routing, tokens, experts, top_k, shared, hidden, inner):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("form", [Form.FP8, Form.INT4])
-@pytest.mark.parametrize(("tokens", "experts", "top_k", "shared", "hidden", "inner"), [*SIZES[:3], (140, 2, 1, 0, 136, 160)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "shared", "hidden", "inner"), [*SIZES[:3], (140, 2, 1, 0, 136, 160)]
+)
 def test_experts_with_fewer_bits_are_exact_for_the_weights_they_keep(
     dtype, form, tokens, experts, top_k, shared, hidden, inner
 ):
@@ -179,7 +186,9 @@ def test_experts_with_fewer_bits_are_exact_for_the_weights_they_keep(
 
     kept_extra = None
     if extra is not None:  # it is cut into parts, which are quantised one by one
-        cut = [kept_pair(part) for part in zip(extra[0].split(inner, 1), extra[1].split(inner, 1), strict=True)]
+        cut = [
+            kept_pair(part) for part in zip(extra[0].split(inner, 1), extra[1].split(inner, 1), strict=True)
+        ]
         kept_extra = torch.cat([one for one, _ in cut], dim=1), torch.cat([two for _, two in cut], dim=1)
     near(got, expected(x, weights, indices, [kept_pair(each) for each in own], kept_extra), dtype, factor=2)
     # And the weights kept are near those given: e4m3 has 3 bits after the point, 4-bit integers 15 levels.
