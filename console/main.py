@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pause": (".commands.change:pause", "Admit nothing; what runs goes on."),
     "resume": (".commands.change:resume", "Admit again."),
     "drain": (".commands.drain:drain", "Finish the work there is, then stop the engine."),
+    "kernels": (".commands.kernels:kernels", "Show which backend runs what; check and measure kernels."),
     "mark": (".commands.mark:mark", "Put a named line into events and charts."),
     "dump": (".commands.dump:dump", "Write everything known to a file, or read a flight recording."),
 }

@@ -21,6 +21,7 @@ from .operations import (
     Refusal,
     RmsNorm,
     Rope,
+    Sample,
     Target,
 )
 
@@ -66,6 +67,7 @@ class KernelSet:
     mla_prefill: MlaPrefill
     moe_gate: MoeGate
     moe_experts: MoeExperts
+    sample: Sample
     resolutions: tuple[Resolution, ...]
 
     def table(self) -> tuple[Resolution, ...]:

@@ -240,3 +240,32 @@ class MoeExperts(Protocol):
         Dispatch, experts, combination and the shared expert are one operation, since the fast forms fuse them.
         """
         ...
+
+
+GREEDY_BELOW = 1e-5  # a temperature below it is greedy, as in vLLM: there 1e-4 of a logit is a factor of e^10
+
+
+class Sample(Protocol):
+    """One token a row, from its logits, its filters and one uniform number: docs/sampling.md says in which order."""
+
+    def plan(
+        self,
+        *,
+        temperature: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+        vocab_size: int,
+        device: torch.device,
+    ) -> Plan:
+        """The parameters of a batch's rows. top_k 0, or past the vocabulary, is none; top_p 1 and min_p 0 are none."""
+        ...
+
+    def __call__(self, logits: Tensor, plan: Plan, uniform: Tensor) -> Tensor:
+        """logits [S, V] fp32 and uniform [S] float64 in [0, 1) give [S] int64.
+
+        Logits are finite, or -inf for a token that must not come; each row has a finite one. The token is the inverse
+        of the cumulative distribution at the uniform number: over what the filters left in descending order, or in the
+        order of the ids where there is no filter. Of equal logits the lower id is the likelier.
+        """
+        ...

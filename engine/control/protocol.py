@@ -379,6 +379,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, ConfigEntry]
 
 
+class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs one operation of the model, and why those that were asked before do not."""
+
+    operation: str
+    backend: str
+    refused: dict[str, str]  # backend -> reason
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/kernels."""
+
+    device: str
+    dtype: str
+    operations: tuple[KernelLine, ...]
+
+
 class FlagsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """PATCH /v1/flags: all of the changes or none. A value may be text as the command line takes it ("off", "64")."""
 

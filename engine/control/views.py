@@ -21,6 +21,8 @@ from .protocol import (
     Flags,
     FlagView,
     Hello,
+    KernelLine,
+    Kernels,
     LayerView,
     Memory,
     MemoryPart,
@@ -35,7 +37,7 @@ from .protocol import (
 LATENCY_BOUNDS = SECONDS
 
 _CAPABILITIES = (
-    "actions", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "stream",
+    "actions", "config", "events", "flags", "history", "kernels", "memory", "sequences", "snapshot", "stream",
 )  # fmt: skip
 
 
@@ -63,6 +65,18 @@ def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA) -> Hell
         uid=peer.uid,
         capabilities=_CAPABILITIES,
         recorder=recorder,
+    )
+
+
+def kernels(port: ControlPort) -> Kernels:
+    info = port.info
+    return Kernels(
+        device=info.device,
+        dtype=info.dtype,
+        operations=tuple(
+            KernelLine(operation=use.operation, backend=use.backend, refused=use.refused)
+            for use in info.kernels
+        ),
     )
 
 

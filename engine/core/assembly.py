@@ -36,7 +36,7 @@ from .ending import EndRules
 from .engine import Engine
 from .handle import LocalHandle
 from .inbox import Inbox
-from .interface import EngineInfo
+from .interface import EngineInfo, KernelUse
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
 
@@ -143,6 +143,10 @@ def assemble(
         pid=os.getpid(),
         started=time.time(),
         profile=settings.profile,
+        kernels=tuple(
+            KernelUse(operation=line.operation, backend=line.backend, refused=dict(line.refused))
+            for line in kernels.table()
+        ),
     )
     eos = text.tokenizer.eos_ids if text.tokenizer is not None else text.defaults.eos_ids
     memory = (
@@ -157,7 +161,9 @@ def assemble(
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
-        runner=Runner(model, cache, Sampler(config.vocab_size, device, eos), page_size, sized.pages),
+        runner=Runner(
+            model, cache, Sampler(config.vocab_size, device, eos, kernels.sample), page_size, sized.pages
+        ),
         inbox=inbox,
         counters=counters,
         rules=EndRules(eos, sized.max_model_len),

@@ -10,6 +10,7 @@ from .experts import TorchMoeExperts, moe_gate
 from .linear import TorchGatedMlp, TorchKvUp, TorchLinear
 from .pointwise import add_rms_norm, latent_write, rms_norm, rope
 from .prefill import TorchMlaPrefill
+from .sample import TorchSample
 
 
 class TorchBackend:
@@ -34,6 +35,7 @@ _OPERATIONS: dict[str, Any] = {
     "mla_prefill": TorchMlaPrefill(),
     "moe_gate": moe_gate,
     "moe_experts": TorchMoeExperts(),
+    "sample": TorchSample(),
 }
 
 BACKEND = TorchBackend()

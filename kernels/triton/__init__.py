@@ -60,6 +60,7 @@ def _operations(target: Target) -> dict[str, Any]:
     from .gate import moe_gate
     from .launch import arch_of
     from .prefill import TritonMlaPrefill
+    from .sample import TritonSample
 
     arch = arch_of(target.device)
     return {
@@ -71,6 +72,7 @@ def _operations(target: Target) -> dict[str, Any]:
         "mla_prefill": TritonMlaPrefill(arch, target.dtype),
         "moe_gate": moe_gate,
         "moe_experts": TritonMoeExperts(arch),
+        "sample": TritonSample(),
     }
 
 

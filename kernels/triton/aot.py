@@ -222,14 +222,20 @@ def row(line: Line) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="arc kernels aot", description="Compile every kernel for every card.")
-    parser.add_argument("--card", action="append", choices=list(CARDS), help="only this one; may be given more than once")
+    parser = argparse.ArgumentParser(
+        prog="arc kernels aot", description="Compile every kernel for every card."
+    )
+    parser.add_argument(
+        "--card", action="append", choices=list(CARDS), help="only this one; may be given more than once"
+    )
     arguments = parser.parse_args()
     if INTERPRETED:
         print("TRITON_INTERPRET is set: an interpreted Triton compiles nothing; unset it", file=sys.stderr)
         return 1
     wanted = [(name, card) for name in CASES for card in arguments.card or CARDS]
-    print(f"{'case':<24}{'kernel':<16}{'card':<8}{'regs':>9}{'spilled':>9}{'shared':>9}{'tmem':>9}{'matrix':>9}")
+    print(
+        f"{'case':<24}{'kernel':<16}{'card':<8}{'regs':>9}{'spilled':>9}{'shared':>9}{'tmem':>9}{'matrix':>9}"
+    )
     failed = compiled = 0
     with tempfile.TemporaryDirectory(prefix="arc-aot-") as folder:
         knobs.cache.dir = folder  # nothing of an earlier run counts, and nothing stays

@@ -182,7 +182,9 @@ def tiles_of(arch: Arch, dtype: torch.dtype, form: Form, pairs: int, experts: in
     if form is not Form.PLAIN:
         # Turning bytes into numbers takes registers: more rows would spill.
         columns = 64 if arch.asynchronous or arch.amd else 32
-        return Tiles(Tile(64, columns, HALF, warps=8, stages=stages), Tile(64, 128, HALF, warps=8, stages=stages))
+        return Tiles(
+            Tile(64, columns, HALF, warps=8, stages=stages), Tile(64, 128, HALF, warps=8, stages=stages)
+        )
     if rows == 64:
         return Tiles(Tile(64, 64, HALF, warps=4, stages=stages), Tile(64, 128, HALF, warps=4, stages=stages))
     if arch.amd:
@@ -192,7 +194,7 @@ def tiles_of(arch: Arch, dtype: torch.dtype, form: Form, pairs: int, experts: in
 
 
 class PackedExperts(NamedTuple):
-    """`total` experts: the gate's, then the shared one's parts. A form without scales has the weights in their place."""
+    """`total` experts: the gate's, then the shared one's parts. A form without scales has weights in their place."""
 
     gate_up: Tensor  # [total, 2, I, H] or bytes
     gate_up_scales: Tensor

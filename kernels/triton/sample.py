@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..operations import GREEDY_BELOW
 from .launch import launch, power_of_two
 
-# A temperature below it is greedy, as the reference has it.
-_GREEDY_BELOW: tl.constexpr = tl.constexpr(1e-5)
+_GREEDY_BELOW: tl.constexpr = tl.constexpr(GREEDY_BELOW)
 _TINY: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)
 _BUT_SIGN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 _LOWEST: tl.constexpr = tl.constexpr(-(1 << 31))
@@ -158,7 +158,9 @@ def sample_kernel(
     if top_p < 1.0:
         # Of what is left, the fewest that reach the share; at least one.
         share = top_p * total
-        key = tl.maximum(_search(row, highest, temperature, least, False, share, True, V, BLOCK_SEARCH), lowest)
+        key = tl.maximum(
+            _search(row, highest, temperature, least, False, share, True, V, BLOCK_SEARCH), lowest
+        )
         above, mass, equal, each = _around(row, key, highest, temperature, least, V, BLOCK)
         needed = tl.ceil((share - mass) / each).to(tl.int32)
         needed = above + tl.minimum(tl.maximum(needed, 1), tl.maximum(equal, 1))

@@ -31,7 +31,7 @@ from arc.engine.control.protocol import (
     SequenceView,
 )
 from arc.engine.control.recorder import Recorder
-from arc.engine.core.interface import Closed, EngineInfo
+from arc.engine.core.interface import Closed, EngineInfo, KernelUse
 from arc.engine.flags import FlagError, FlagReason, Value
 from arc.engine.sequence import FinishReason, WaitReason
 from arc.engine.telemetry.records import Counters, StepRecord
@@ -60,6 +60,7 @@ class SimulatedEngine:
             name=name, model="sim-1M", model_path="carried", model_type="deepseek_v3", parameters=1_000_000,
             dtype="bfloat16", device="cpu", max_model_len=2048, vocab_size=2048, page_size=32, pages=PAGES,
             version="0.1.0", revision="0000000", pid=os.getpid(), started=time.time(), profile="default",
+            kernels=(KernelUse(operation="rope", backend="torch", refused={"triton": "the device is cpu"}),),
         )  # fmt: skip
         self.counters = Counters()
         self.counters.pages_total = self.counters.pages_free = PAGES
