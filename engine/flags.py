@@ -199,6 +199,12 @@ _DECLARED: tuple[Flag, ...] = (
         danger="torch is slower; it is there to compare and to rule a kernel out",
     ),
     Flag(
+        "kernels.graphs", "bool", True,
+        "on a card, run decode steps as replays of graphs that are captured at the start for some numbers of rows; "
+        "where a step cannot be one, it runs as ever",
+        RESTART,
+    ),
+    Flag(
         "cpu.threads", "int", "auto",
         "threads that compute on the CPU; auto leaves one of this process's cores to the API and the control socket",
         RESTART, unit="threads", low=1, high=1024, words=("auto",),

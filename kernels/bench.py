@@ -139,15 +139,21 @@ CASES = (
 )
 
 
-def measured_rates(device: torch.device) -> Rates:
+def median_seconds(run: Callable[[], Any]) -> float:
     from triton.testing import do_bench
 
+    milliseconds = do_bench(run, return_mode="median")
+    assert isinstance(milliseconds, float), "one median was asked for"
+    return milliseconds * 1e-3
+
+
+def measured_rates(device: torch.device) -> Rates:
     source = torch.empty(1 << 28, device=device, dtype=torch.float32)
     target = torch.empty_like(source)
-    copy = do_bench(lambda: target.copy_(source), return_mode="median")
+    copy = median_seconds(lambda: target.copy_(source))
     side = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-    product = do_bench(lambda: side @ side, return_mode="median")
-    return Rates(2 * source.nbytes / (copy * 1e-3), 2 * 8192**3 / (product * 1e-3))
+    product = median_seconds(lambda: side @ side)
+    return Rates(2 * source.nbytes / copy, 2 * 8192**3 / product)
 
 
 def line(name: str, seconds: float, beside: float, work: Work, rates: Rates) -> str:
@@ -177,8 +183,6 @@ def main() -> int:
             print(f"{case.name:<40}{'NA':>10}{'NA':>11}{'NA':>9}{'NA':>12}{'NA':>8}")
         print(f"NA: {reason}")
         return 0
-    from triton.testing import do_bench
-
     device = torch.device(arguments.device)
     target = Target(device, torch.bfloat16)
     try:
@@ -194,10 +198,10 @@ def main() -> int:
     print(HEADER)
     for case in CASES:
         run, work = case.build(mine, device)
-        seconds = do_bench(run, return_mode="median") * 1e-3
+        seconds = median_seconds(run)
         del run
         other, _ = case.build(beside, device)
-        print(line(case.name, seconds, do_bench(other, return_mode="median") * 1e-3, work, rates), flush=True)
+        print(line(case.name, seconds, median_seconds(other), work, rates), flush=True)
         del other
         torch.cuda.empty_cache()
     for name in PEERS:

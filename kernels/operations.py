@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -164,6 +164,19 @@ class MlaDecode(Protocol):
 
         What a cache slot past a row's length holds never matters, as long as products with it stay finite.
         """
+        ...
+
+
+@runtime_checkable
+class Replayable(Protocol):
+    """Decode attention whose plan can be filled anew in place, so that one captured graph serves many steps."""
+
+    def fixed_plan(self, rows: int, pages: int, page_size: int, device: torch.device) -> Plan:
+        """A plan of that many rows of one query, of up to `pages` pages each. It has to be filled before it is used."""
+        ...
+
+    def refill(self, plan: Plan, lengths: Sequence[int], block_tables: Tensor) -> None:
+        """Lay out a step in the plan's own memory: lengths of all its rows; block_tables [R, P], P at most `pages`."""
         ...
 
 

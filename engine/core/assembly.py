@@ -31,7 +31,7 @@ from ..telemetry.records import Counters
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from ..version import revision, version
-from . import capacity
+from . import capacity, graphs
 from .ending import EndRules
 from .engine import Engine
 from .handle import LocalHandle
@@ -159,11 +159,21 @@ def assemble(
     if not isinstance(recorder, NA):
         ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
+    runner = Runner(
+        model, cache, Sampler(config.vocab_size, device, eos, kernels.sample), page_size, sized.pages
+    )
+    if settings.get_bool("kernels.graphs"):
+        runner.graphs = graphs.build(
+            model,
+            cache,
+            kernels,
+            most=settings.get_int("sched.max_running"),
+            pages=-(-sized.max_model_len // page_size),
+            null_page=sized.pages,
+        )
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
-        runner=Runner(
-            model, cache, Sampler(config.vocab_size, device, eos, kernels.sample), page_size, sized.pages
-        ),
+        runner=runner,
         inbox=inbox,
         counters=counters,
         rules=EndRules(eos, sized.max_model_len),

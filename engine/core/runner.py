@@ -14,11 +14,12 @@ import torch
 
 from ..model.batch import ForwardBatch
 from ..model.cache import LatentCache
-from ..model.deepseek import DeepseekModel
+from ..model.deepseek import DeepseekModel, ForwardOutput
 from ..sampling.sampler import Sampler
 from ..scheduler.types import Row, Step
 from ..sequence import Sequence, TokenLogprob
 from .block_tables import BlockTables
+from .graphs import DecodeGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,15 @@ class Runner:
     def __init__(
         self, model: DeepseekModel, cache: LatentCache, sampler: Sampler, page_size: int, pages: int
     ) -> None:
-        """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
+        """`cache` holds `pages` pages for sequences and one more, the null page. No sequence ever writes
+        to it; rows that only fill a graph up do, and what they write is finite."""
         self.model = model
         self.cache = cache
         self._sampler = sampler
         self._page_size = page_size
         self._device = model.device
         self._tables = BlockTables(null_page=pages)
+        self.graphs: DecodeGraphs | None = None  # where steps can be replays of captured graphs
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
@@ -55,7 +58,7 @@ class Runner:
         began = time.perf_counter()
         batch = self._batch(step)
         laid_out = time.perf_counter()
-        logits = self.model.forward(batch, self.cache).logits
+        logits = self.forward(batch).logits
         ran = time.perf_counter()
         sampling = tuple(row for row in step.rows if row.samples)
         if not sampling:
@@ -71,6 +74,11 @@ class Runner:
             forward=ran - laid_out,
             sample=done - ran,
         )
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        if self.graphs is not None:
+            return self.graphs.forward(batch)
+        return self.model.forward(batch, self.cache)
 
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""

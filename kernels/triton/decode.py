@@ -16,10 +16,11 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .launch import Arch, dot_dtype, launch, power_of_two
-from .split import ITEM_FIELDS, ROW_FIELDS, Split, programs_wanted, split
+from .split import ITEM_FIELDS, ROW_FIELDS, most_items, programs_wanted, split
 
 _ITEM: tl.constexpr = tl.constexpr(ITEM_FIELDS)
 _ROW: tl.constexpr = tl.constexpr(ROW_FIELDS)
@@ -151,6 +152,15 @@ def tile_of(arch: Arch, dtype: torch.dtype, pairs: int) -> Tile:
     return Tile(32, 32, warps=8, stages=2) if pairs > 16 else Tile(16, 64, warps=8, stages=2)
 
 
+class Cut(NamedTuple):
+    """A split on the device."""
+
+    items: Tensor  # [N * 4] int32
+    rows: Tensor  # [R * 5] int32
+    size: int  # N
+    parts: int  # places for parts' results
+
+
 @dataclass(slots=True)
 class DecodePlan:
     """The rows of one step. How they are cut depends on the heads, so it is found at the first call and kept."""
@@ -159,7 +169,10 @@ class DecodePlan:
     counts: Sequence[int]
     tables: Tensor  # [R, P] int64
     page_size: int
-    cuts: dict[int, tuple[Split, Tensor, Tensor]] = field(default_factory=dict)  # by programs wanted
+    fixed: bool = (
+        False  # cuts have the most items that any lengths can need, so that launches are always the same
+    )
+    cuts: dict[int, Cut] = field(default_factory=dict)  # by programs wanted
 
 
 class TritonMlaDecode:
@@ -187,7 +200,7 @@ class TritonMlaDecode:
         most_pairs = max(plan.counts) * heads
         tile = tile_of(self._arch, q.dtype, most_pairs)
         tiles = -(-most_pairs // tile.pairs)
-        cut, items, rows = self._cut(plan, programs_wanted(self._arch.processors, tiles), q.device)
+        cut = self._cut(plan, programs_wanted(self._arch.processors, tiles), q.device)
         out = q.new_empty(queries, heads, rank)
         lse = torch.empty(queries, heads, dtype=torch.float32, device=q.device)
         part_out = torch.empty(cut.parts, most_pairs, rank, dtype=torch.float32, device=q.device)
@@ -195,13 +208,13 @@ class TritonMlaDecode:
         block_rank = power_of_two(rank, 16)
         launch(
             mla_decode_kernel,
-            (tiles, len(cut.items)),
+            (tiles, cut.size),
             {
                 "q": q.contiguous(),
                 "cache": cache,
                 "tables": plan.tables,
-                "items": items,
-                "rows": rows,
+                "items": cut.items,
+                "rows": cut.rows,
                 "out": out,
                 "lse": lse,
                 "part_out": part_out,
@@ -227,11 +240,11 @@ class TritonMlaDecode:
         if cut.parts:
             launch(
                 mla_combine_kernel,
-                (most_pairs, len(cut.rows)),
+                (most_pairs, len(plan.lengths)),
                 {
                     "part_out": part_out,
                     "part_lse": part_lse,
-                    "rows": rows,
+                    "rows": cut.rows,
                     "out": out,
                     "lse": lse,
                     "heads": heads,
@@ -241,16 +254,44 @@ class TritonMlaDecode:
             )
         return out, lse
 
+    def fixed_plan(self, rows: int, pages: int, page_size: int, device: torch.device) -> DecodePlan:
+        tables = torch.zeros(rows, pages, dtype=torch.int64, device=device)
+        return DecodePlan([1] * rows, [1] * rows, tables, page_size, fixed=True)
+
+    def refill(self, plan: DecodePlan, lengths: Sequence[int], block_tables: Tensor) -> None:
+        plan.lengths = lengths
+        plan.tables[:, : block_tables.shape[1]].copy_(block_tables)
+        for wanted, cut in plan.cuts.items():
+            numbers = _numbers(plan, wanted)[0]
+            fresh = _to_device(numbers, cut.items.device)
+            cut.items.copy_(fresh[: cut.items.numel()])
+            cut.rows.copy_(fresh[cut.items.numel() :])
+
     @staticmethod
-    def _cut(plan: DecodePlan, wanted: int, device: torch.device) -> tuple[Split, Tensor, Tensor]:
+    def _cut(plan: DecodePlan, wanted: int, device: torch.device) -> Cut:
         known = plan.cuts.get(wanted)
         if known is None:
-            cut = split(plan.lengths, plan.counts, wanted)
-            # One copy to the device for both.
-            both = torch.from_numpy(np.concatenate((cut.items.ravel(), cut.rows.ravel())))
-            if device.type == "cuda":
-                both = both.pin_memory()
-            both = both.to(device, non_blocking=True)
-            items, rows = both.split((cut.items.size, cut.rows.size))
-            known = plan.cuts[wanted] = (cut, items, rows)
+            numbers, count, parts = _numbers(plan, wanted)
+            items, rows = _to_device(numbers, device).split(
+                (count * ITEM_FIELDS, len(plan.lengths) * ROW_FIELDS)
+            )
+            known = plan.cuts[wanted] = Cut(items, rows, count, parts)
         return known
+
+
+def _numbers(plan: DecodePlan, wanted: int) -> tuple[NDArray[np.int32], int, int]:
+    """A split's items and rows, one after the other for one copy to the device; how many items, and how many parts."""
+    cut = split(plan.lengths, plan.counts, wanted)
+    items, parts = cut.items, cut.parts
+    if plan.fixed:
+        parts = most_items(len(plan.lengths), wanted)
+        # An item that begins at its end has nothing to do.
+        items = np.concatenate((items, np.zeros((parts - len(items), ITEM_FIELDS), dtype=np.int32)))
+    return np.concatenate((items.ravel(), cut.rows.ravel())), len(items), parts
+
+
+def _to_device(numbers: NDArray[np.int32], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(numbers)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
