@@ -47,8 +47,19 @@ def kernels(context: click.Context, engine: str | None, as_json: bool, running: 
         )
         for line in answer.operations
     ]
-    for line in shown.table(("operation", "backend", "refused"), rows):
+    for line in [*shown.table(("operation", "backend", "refused"), rows), *_graphs(answer.graphs)]:
         click.echo(line)
+
+
+def _graphs(graphs: p.Graphs) -> list[str]:
+    if isinstance(graphs.replays, p.NA):
+        return [f"graphs: NA ({shown.plain(graphs.replays.na)})"]
+    captured = ", ".join(map(str, graphs.captured)) or "none"
+    plain = "; ".join(f"{count:,} {reason}" for reason, count in graphs.plain.items()) or "none"
+    lines = [f"graphs of {captured} rows: {graphs.replays:,} steps replayed; run as ever: {plain}"]
+    return lines + [
+        f"no graph of {rows} rows: {shown.plain(reason)}" for rows, reason in graphs.refused.items()
+    ]
 
 
 @kernels.command(context_settings=_PASSED_ON)

@@ -19,7 +19,7 @@ from ..telemetry.records import Counters, StepRecord
 from .changes import Pending
 from .commands import Command
 from .events import EventLog
-from .protocol import MemoryPart, Pages, SequenceView
+from .protocol import Graphs, MemoryPart, Pages, SequenceView
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +62,10 @@ class ControlPort(Protocol):
 
     def call(self, command: Command) -> Future[Any]:
         """Have the engine thread carry out a command at a step border; the result's type is the command's own."""
+        ...
+
+    def graphs(self) -> Graphs:
+        """How decode steps ran. Callable from any thread; never blocks."""
         ...
 
     def memory(self) -> Sequence[MemoryPart]:

@@ -77,6 +77,7 @@ def kernels(port: ControlPort) -> Kernels:
             KernelLine(operation=use.operation, backend=use.backend, refused=use.refused)
             for use in info.kernels
         ),
+        graphs=port.graphs(),
     )
 
 

@@ -162,8 +162,9 @@ def assemble(
     runner = Runner(
         model, cache, Sampler(config.vocab_size, device, eos, kernels.sample), page_size, sized.pages
     )
+    decode_graphs: graphs.DecodeGraphs | str = "kernels.graphs is off"
     if settings.get_bool("kernels.graphs"):
-        runner.graphs = graphs.build(
+        decode_graphs = graphs.build(
             model,
             cache,
             kernels,
@@ -171,6 +172,10 @@ def assemble(
             pages=-(-sized.max_model_len // page_size),
             null_page=sized.pages,
         )
+    if isinstance(decode_graphs, str):
+        log.info("no graphs: %s", decode_graphs)
+    else:
+        runner.graphs = decode_graphs
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
         runner=runner,
@@ -190,6 +195,7 @@ def assemble(
         events=events,
         ring=ring,
         memory=memory,
+        graphs=decode_graphs,
         put_in_force=put_in_force,
         on_drained=on_drained,
     )

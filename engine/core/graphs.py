@@ -187,12 +187,11 @@ class DecodeGraphs:
 
 def build(
     model: DeepseekModel, cache: LatentCache, kernels: KernelSet, *, most: int, pages: int, null_page: int
-) -> DecodeGraphs | None:
-    """Capture what can be captured, and say in the log what cannot. `pages`: of the longest sequence there may be."""
+) -> DecodeGraphs | str:
+    """Capture what can be captured; or why nothing can. `pages`: of the longest sequence there may be."""
     reason = why_not_here(kernels, model.device)
     if reason is not None:
-        log.info("no graphs: %s", reason)
-        return None
+        return reason
     attention = kernels.mla_decode
     assert isinstance(attention, Replayable), "why_not_here has looked"
     executor = CudaExecutor(model, cache, attention, pages=pages, null_page=null_page)

@@ -18,12 +18,23 @@ from ..control import commands
 from ..control.changes import FlagChanges, Pending
 from ..control.engine_port import Published
 from ..control.events import EventLog
-from ..control.protocol import Applied, Cancelled, DrainStarted, Flushed, MemoryPart, Pages, SequenceView
+from ..control.protocol import (
+    NA,
+    Applied,
+    Cancelled,
+    DrainStarted,
+    Flushed,
+    Graphs,
+    MemoryPart,
+    Pages,
+    SequenceView,
+)
 from ..flags import FlagError, FlagReason, Value
 from ..scheduler.types import SchedulerConfig
 from ..sequence import FinishReason, Sequence, Status
 from ..telemetry.records import StepRecord
 from .engine import Engine
+from .graphs import DecodeGraphs
 from .handle import LocalHandle
 from .interface import EngineInfo
 
@@ -80,6 +91,7 @@ class EnginePort:
         events: EventLog,
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
+        graphs: DecodeGraphs | str,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -92,6 +104,7 @@ class EnginePort:
         self._engine = engine
         self._handle = handle
         self._memory = memory
+        self._graphs = graphs
         self._put_in_force = put_in_force
         self._on_drained = on_drained
         self._changes = FlagChanges(
@@ -127,6 +140,16 @@ class EnginePort:
 
     def memory(self) -> tuple[MemoryPart, ...]:
         return self._memory
+
+    def graphs(self) -> Graphs:
+        if isinstance(self._graphs, str):
+            return Graphs(captured=(), replays=NA(self._graphs), plain={}, refused={})
+        return Graphs(
+            captured=self._graphs.captured,
+            replays=sum(self._graphs.replays.copy().values()),
+            plain=dict(self._graphs.plain.copy()),
+            refused={str(size): reason for size, reason in self._graphs.refused.items()},
+        )
 
     # -- at a step border -----------------------------------------------------------------------------------------
 

@@ -27,6 +27,10 @@ def test_a_running_engine_says_who_runs_what(running: Running) -> None:
     lines = run("kernels", "--running").output.splitlines()
     assert lines[0] == "bfloat16 on cpu"
     assert lines[2].split(maxsplit=2) == ["rope", "torch", "triton: the device is cpu"]
+    assert lines[-2:] == [
+        "graphs of 1, 2 rows: 7 steps replayed; run as ever: 3 prompt rows",
+        "no graph of 4 rows: out of memory",
+    ]
     answer = json.loads(run("kernels", "--json").output)
     assert answer["operations"] == [
         {"operation": "rope", "backend": "torch", "refused": {"triton": "the device is cpu"}}

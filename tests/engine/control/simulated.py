@@ -26,6 +26,7 @@ from arc.engine.control.protocol import (
     DrainStarted,
     Event,
     Flushed,
+    Graphs,
     MemoryPart,
     Pages,
     SequenceView,
@@ -113,6 +114,9 @@ class SimulatedEngine:
                 self._commands.append((command, future))
                 self._wake.notify()
         return future
+
+    def graphs(self) -> Graphs:
+        return Graphs(captured=(1, 2), replays=7, plain={"prompt rows": 3}, refused={"4": "out of memory"})
 
     def memory(self) -> list[MemoryPart]:
         return [

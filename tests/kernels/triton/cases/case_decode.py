@@ -115,6 +115,23 @@ def test_one_plan_serves_every_layer():
         near(got, expected(q, layer, [1, 1], 0.1, 16)[0], torch.float32)
 
 
+def test_a_fixed_plan_serves_one_step_after_another():
+    """As a captured graph has it: the same memory and the same launches, whatever the lengths."""
+    op, _ = offered("mla_decode", torch.float32)
+    plan = op.fixed_plan(3, 40, 16, DEVICE)
+    launched: set[tuple[int, int, int]] = set()
+    for lengths in ([1, 1, 1], [600, 3, 17], [40, 640, 300], [2, 1, 600]):
+        paged = Paged(lengths, 16, 24, torch.float32)
+        op.refill(plan, lengths, paged.tables)
+        q = randn(3, 2, 24)
+        got, lse = op.attend(q, paged.cache, plan, scale=0.2, rank=16)
+        want, sums = expected(q, paged, [1, 1, 1], 0.2, 16)
+        near(got, want, torch.float32)
+        near(lse, sums, torch.float32)
+        launched |= {(cut.size, cut.parts, cut.items.data_ptr()) for cut in plan.cuts.values()}
+    assert len(launched) == 1
+
+
 def test_large_scores_do_not_overflow():
     op, _ = offered("mla_decode", torch.float32)
     paged = Paged([300, 40], 16, 24, torch.float32)
