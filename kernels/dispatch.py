@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from . import reference, triton
+from . import cpu, reference, triton
 from .operations import (
     AddRmsNorm,
+    Decoder,
     GatedMlp,
     KvUp,
     LatentWrite,
@@ -22,6 +23,7 @@ from .operations import (
     RmsNorm,
     Rope,
     Sample,
+    Stamps,
     Target,
 )
 
@@ -39,7 +41,7 @@ class Backend(Protocol):
         ...
 
     def offer(self, operation: str, target: Target) -> Any:
-        """The operation, or a `Refusal`."""
+        """The operation, or a `Refusal`. Beside the operations it is asked for a "decoder"."""
         ...
 
 
@@ -69,16 +71,18 @@ class KernelSet:
     moe_experts: MoeExperts
     sample: Sample
     resolutions: tuple[Resolution, ...]
+    stamps: Stamps | None = None  # of a backend that times its own sections
+    decoder: Decoder | None = None  # of a backend that runs every operation of the layers, in one call
 
     def table(self) -> tuple[Resolution, ...]:
         """(operation, backend, refused) in the order of the fields."""
         return self.resolutions
 
 
-OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name != "resolutions")
+OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name not in ("resolutions", "stamps", "decoder"))
 
 # In the order of preference; the reference is last, takes every operation and runs everywhere that torch does.
-BACKENDS: tuple[Backend, ...] = (triton.BACKEND, reference.BACKEND)
+BACKENDS: tuple[Backend, ...] = (triton.BACKEND, cpu.BACKEND, reference.BACKEND)
 
 
 def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS) -> KernelSet:
@@ -108,7 +112,22 @@ def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS)
         else:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
             raise KernelError(f"no backend runs {operation} on {target.device} in {target.dtype} ({reasons})")
-    return KernelSet(**chosen, resolutions=tuple(resolutions))
+    of_layers = {line.backend for line in resolutions if line.operation != "sample"}
+    decoder = _decoder(of_layers, by_name, target)
+    return KernelSet(
+        **chosen,
+        resolutions=tuple(resolutions),
+        stamps=None if decoder is None else decoder.stamps,
+        decoder=decoder,
+    )
+
+
+def _decoder(chosen: set[str], by_name: Mapping[str, Backend], target: Target) -> Decoder | None:
+    """The whole-step form of the one backend that runs all of the layers: it reads weights in its own layout alone."""
+    if len(chosen) > 1:
+        return None
+    offer = by_name[chosen.pop()].offer("decoder", target)
+    return None if isinstance(offer, Refusal) else offer
 
 
 def _named(choice: str, by_name: Mapping[str, Backend], target: Target) -> Backend:

@@ -14,12 +14,15 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 def lines(kernels: KernelSet) -> list[str]:
     """One an operation: its name, its backend, and every backend that was asked before and refused."""
-    width = max(len(line.operation) for line in kernels.table())
-    return [
-        f"{line.operation:{width}}  {line.backend:8}  "
-        + "; ".join(f"{backend}: {reason}" for backend, reason in line.refused)
-        for line in kernels.table()
-    ]
+    table = [(line.operation, line.backend, line.refused) for line in kernels.table()]
+    width = max(len(operation) for operation, _, _ in table)
+    wide = max(len(backend) for _, backend, _ in table)
+    shown: list[str] = []
+    for operation, backend, refused in table:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
+        shown.append(f"{operation:{width}}  {backend:{wide}}  {reasons}".rstrip())
+    whole = "in one call" if kernels.decoder is not None else "layer by layer"
+    return [*shown, f"{'a step':{width}}  {whole}"]
 
 
 def main() -> None:
@@ -27,12 +30,12 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="as kernels.backend")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     try:
-        kernels = resolve(arguments.backend, Target(torch.device(arguments.device), _DTYPES[arguments.dtype]))
+        kernels = resolve(args.backend, Target(torch.device(args.device), _DTYPES[args.dtype]))
     except KernelError as error:
         parser.error(str(error))
-    print(f"kernels for {arguments.device} in {arguments.dtype}, kernels.backend = {arguments.backend}")
+    print(f"kernels for {args.device} in {args.dtype}, kernels.backend = {args.backend}")
     print("\n".join(lines(kernels)))
 
 

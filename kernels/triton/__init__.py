@@ -43,8 +43,10 @@ class TritonBackend:
         return None
 
     def offer(self, operation: str, target: Target) -> Any:
-        refused = _LEFT_TO_TORCH.get(operation)
-        return Refusal(refused) if refused is not None else _operations(target)[operation]
+        if operation in _LEFT_TO_TORCH:
+            return Refusal(_LEFT_TO_TORCH[operation])
+        offered = _operations(target.device, target.dtype).get(operation)
+        return Refusal(f"it has no {operation}") if offered is None else offered
 
 
 _LEFT_TO_TORCH: dict[str, str] = dict.fromkeys(
@@ -53,7 +55,7 @@ _LEFT_TO_TORCH: dict[str, str] = dict.fromkeys(
 
 
 @functools.cache
-def _operations(target: Target) -> dict[str, Any]:
+def _operations(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     from . import pointwise
     from .decode import TritonMlaDecode
     from .experts import TritonMoeExperts
@@ -62,14 +64,14 @@ def _operations(target: Target) -> dict[str, Any]:
     from .prefill import TritonMlaPrefill
     from .sample import TritonSample
 
-    arch = arch_of(target.device)
+    arch = arch_of(device)
     return {
         "rms_norm": pointwise.rms_norm,
         "add_rms_norm": pointwise.add_rms_norm,
         "rope": pointwise.rope,
         "latent_write": pointwise.latent_write,
         "mla_decode": TritonMlaDecode(arch),
-        "mla_prefill": TritonMlaPrefill(arch, target.dtype),
+        "mla_prefill": TritonMlaPrefill(arch, dtype),
         "moe_gate": moe_gate,
         "moe_experts": TritonMoeExperts(arch),
         "sample": TritonSample(),
