@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -121,9 +121,7 @@ class CudaExecutor:
         self._attention = attention
         self._pages = pages
         self._null_page = null_page
-        self._pool: tuple[int, int] | None = (
-            None  # all graphs share one, since they never run at the same time
-        )
+        self._pool: Any = None  # all graphs share one, since they never run at the same time
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, StaticBatch, Plan, ForwardOutput]] = {}
 
     def capture(self, size: int) -> None:
