@@ -409,6 +409,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, ConfigEntry]
 
 
+class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs one operation of the model, and why those that were asked before do not."""
+
+    operation: str
+    backend: str
+    refused: dict[str, str]  # backend -> reason
+
+
+class Graphs(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps as replays of captured graphs, since the engine's start."""
+
+    captured: tuple[int, ...]  # the numbers of rows that graphs are there for
+    replays: int | NA  # steps; NA: why this engine replays nothing
+    plain: dict[str, int]  # steps that were no replay, by reason
+    refused: dict[str, str]  # a number of rows -> why it could not be captured
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/kernels."""
+
+    device: str
+    dtype: str
+    operations: tuple[KernelLine, ...]
+    graphs: Graphs
+
+
 class FlagsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """PATCH /v1/flags: all of the changes or none. A value may be text as the command line takes it ("off", "64")."""
 
