@@ -167,6 +167,14 @@ _DECLARED: tuple[Flag, ...] = (
         "admit nothing; running sequences go on",
         LIVE, danger="requests wait until it is off again, then are refused once sched.max_waiting is reached",
     ),
+    # speculation
+    Flag(
+        "spec.depth", "int", 0,
+        "tokens that the model's own prediction layer drafts for each row and the next step verifies; 0 drafts none",
+        LIVE, unit="tokens", low=0, high=4,
+        danger="raised from 0, only sequences that begin then have drafts: of those that run, and of prefixes cached "
+        "before, the prediction layer's latents are missing; such prefixes are computed again",
+    ),
     # the KV cache
     Flag(
         "cache.prefix", "bool", True,

@@ -19,7 +19,7 @@ from ..telemetry.records import Counters, StepRecord
 from .changes import Pending
 from .commands import Command
 from .events import EventLog
-from .protocol import MemoryPart, Pages, SequenceView
+from .protocol import MemoryPart, Pages, SequenceView, Speculation
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     pages: Pages
     draining: bool
     sequences: tuple[SequenceView, ...]  # running ones first, each group by arrival
+    speculation: Speculation
 
 
 class ControlPort(Protocol):

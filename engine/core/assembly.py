@@ -18,9 +18,10 @@ from ..config import Settings
 from ..control.events import EventLog
 from ..control.protocol import NA, MemoryPart
 from ..control.recorder import Recorder
-from ..folder import model_folder
+from ..folder import CheckpointError, model_folder
 from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
+from ..model.config import ModelConfig
 from ..model.deepseek import DeepseekModel
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
@@ -110,12 +111,16 @@ def assemble(
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels)
     source.finish()
+    no_drafts = why_no_drafts(model, config)
+    if no_drafts is not None and settings.get_int("spec.depth"):
+        raise CheckpointError(f"spec.depth is {settings.get_int('spec.depth')}, but {no_drafts}")
+    predicts = model.prediction is not None
     text = Text(Tokenizer.load(folder), ChatTemplate.load(folder), read_generation_defaults(folder))
     page_size = settings.get_int("cache.page_size")
     sized = capacity.plan(
         free=capacity.free_memory(device),
         on_card=device.type == "cuda",
-        page_bytes=bytes_per_page(config, page_size, dtype),
+        page_bytes=bytes_per_page(config, page_size, dtype, predicts),
         page_size=page_size,
         memory_mib=settings.get_int_or_none("cache.memory_mib"),
         max_running=settings.get_int("sched.max_running"),
@@ -124,7 +129,9 @@ def assemble(
     )
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
     pages = sized.pages + 1  # and the null page
-    cache = LatentCache(config.layers, pages, page_size, config.latent_width, dtype=dtype, device=device)
+    cache = LatentCache(
+        config.layers, pages, page_size, config.latent_width, dtype=dtype, device=device, prediction=predicts
+    )
     name = settings.get_str("model.name")
     info = EngineInfo(
         name=settings.get_str("control.name"),
@@ -155,9 +162,12 @@ def assemble(
     if not isinstance(recorder, NA):
         ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
+    sampler = Sampler(config.vocab_size, device, eos)
+    runner = Runner(model, cache, sampler, page_size, sized.pages, sized.max_model_len)
+    runner.depth = settings.get_int("spec.depth")
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
-        runner=Runner(model, cache, Sampler(config.vocab_size, device, eos), page_size, sized.pages),
+        runner=runner,
         inbox=inbox,
         counters=counters,
         rules=EndRules(eos, sized.max_model_len),
@@ -176,8 +186,19 @@ def assemble(
         memory=memory,
         put_in_force=put_in_force,
         on_drained=on_drained,
+        no_drafts=no_drafts,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def why_no_drafts(model: DeepseekModel, config: ModelConfig) -> str | None:
+    """Why this checkpoint cannot speculate; None when it can."""
+    if model.prediction is not None:
+        return None
+    if not config.prediction_layers:
+        return "the checkpoint has no prediction layer (its config.json says nothing of num_nextn_predict_layers)"
+    missing = f"model.layers.{config.layers}.eh_proj.weight"
+    return f"the checkpoint was saved without its prediction layer: {missing} is missing"
 
 
 def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:

@@ -6,8 +6,9 @@ The engine loop above it knows no tensor; the model below it knows no sequence.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from ..model.deepseek import DeepseekModel
 from ..sampling.sampler import Sampler
 from ..scheduler.types import Row, Step
 from ..sequence import Sequence, TokenLogprob
-from .block_tables import BlockTables
+from .drafter import Drafter
+from .layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +28,43 @@ class StepResult:
     """What the device gave for a step, for its sampling rows in order."""
 
     rows: tuple[Row, ...]  # the rows that sampled
-    token_ids: list[int]
-    logprobs: list[TokenLogprob | None]
+    tokens: list[tuple[int, ...]]  # of a row: the drafts that were right, and the token after them
+    logprobs: list[tuple[TokenLogprob, ...] | None]  # one for each of the tokens
     faults: dict[int, str]  # index into rows -> why that row has no token
     layout: float  # seconds: rows to one flat batch
     forward: float
     sample: float
+    draft: float = 0.0
+    drafts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # see Scheduler.commit
+    left_out: Counter[str] = field(default_factory=Counter)  # rows that may not speculate, by why
 
 
 NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0, 0.0)  # of a step without rows
 
 
 class Runner:
+    """`depth`, most drafts of a row, changes between steps; at 0 nothing of speculation runs."""
+
     def __init__(
-        self, model: DeepseekModel, cache: LatentCache, sampler: Sampler, page_size: int, pages: int
+        self,
+        model: DeepseekModel,
+        cache: LatentCache,
+        sampler: Sampler,
+        page_size: int,
+        pages: int,
+        max_model_len: int,
     ) -> None:
         """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
         self.model = model
         self.cache = cache
+        self.depth = 0
         self._sampler = sampler
-        self._page_size = page_size
-        self._device = model.device
-        self._tables = BlockTables(null_page=pages)
+        self._layout = Layout(page_size, pages, model.device)
+        self.drafter = (
+            None
+            if model.prediction is None
+            else Drafter(model.prediction, cache, self._layout, page_size, max_model_len)
+        )
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
@@ -55,65 +72,101 @@ class Runner:
         began = time.perf_counter()
         batch = self._batch(step)
         laid_out = time.perf_counter()
-        logits = self.model.forward(batch, self.cache).logits
+        logits, hidden = self.model.forward(batch, self.cache)
         ran = time.perf_counter()
         sampling = tuple(row for row in step.rows if row.samples)
-        if not sampling:
-            return StepResult((), [], [], {}, laid_out - began, ran - laid_out, 0.0)
-        sampled = self._sampler.sample(logits, [row.seq for row in sampling])
+        tokens: list[tuple[int, ...]] = []
+        logprobs: list[tuple[TokenLogprob, ...] | None] = []
+        faults: dict[int, str] = {}
+        if step.draft_tokens:
+            tokens, logprobs, faults = self.verify(logits, sampling)
+        elif sampling:
+            sampled = self._sampler.sample(logits, [row.seq for row in sampling])
+            tokens = [(token,) for token in sampled.token_ids]
+            logprobs = [None if each is None else (each,) for each in sampled.logprobs]
+            faults = sampled.faults
         done = time.perf_counter()
-        return StepResult(
+        result = StepResult(
             rows=sampling,
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            faults=sampled.faults,
+            tokens=tokens,
+            logprobs=logprobs,
+            faults=faults,
             layout=laid_out - began,
             forward=ran - laid_out,
             sample=done - ran,
         )
+        return self.draft(step, hidden, result, done) if self.depth else result
+
+    def verify(
+        self, logits: torch.Tensor, rows: tuple[Row, ...]
+    ) -> tuple[list[tuple[int, ...]], list[tuple[TokenLogprob, ...] | None], dict[int, str]]:
+        """Draw after each draft of each row, and take each row's own drafts as far as the draws agree with them.
+
+        A row is lost if any of its logits are not finite, taken over or not: what it wrote to the cache is not finite.
+        """
+        places = [(row, count) for row in rows for count in range(row.count if row.decode else 1)]
+        sampled = self._sampler.sample(
+            logits, [row.seq for row, _ in places], [row.drafts[:count] for row, count in places]
+        )
+        tokens: list[tuple[int, ...]] = []
+        logprobs: list[tuple[TokenLogprob, ...] | None] = []
+        faults: dict[int, str] = {}
+        first = 0
+        for index, row in enumerate(rows):
+            drawn = sampled.token_ids[first : first + 1 + len(row.drafts)]
+            right = 0
+            while right < len(row.drafts) and drawn[right] == row.drafts[right]:
+                right += 1
+            tokens.append(tuple(drawn[: right + 1]))
+            given = sampled.logprobs[first : first + right + 1]
+            logprobs.append(tuple(each for each in given if each is not None) or None)
+            why = next(
+                (sampled.faults[at] for at in range(first, first + len(drawn)) if at in sampled.faults), None
+            )
+            if why is not None:
+                faults[index] = why
+            first += len(drawn)
+        return tokens, logprobs, faults
+
+    def draft(self, step: Step, hidden: torch.Tensor, result: StepResult, began: float) -> StepResult:
+        """The result with what the prediction layer proposes for the next step."""
+        assert self.drafter is not None
+        new = {row.seq.number: tokens for row, tokens in zip(result.rows, result.tokens, strict=True)}
+        faulty = {result.rows[index].seq.number for index in result.faults}
+        drafts = self.drafter.draft(step, hidden, new, faulty, self.depth)
+        return replace(
+            result,
+            drafts=drafts.by_number,
+            left_out=drafts.left_out,
+            draft=time.perf_counter() - began,
+        )
 
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""
-        self._tables.release(seq.number)
+        self._layout.release(seq)
         self._sampler.forget(seq.number)
 
     def release_pages(self, seq: Sequence) -> None:
         """The sequence gave its pages away and may come back with others (preemption)."""
-        self._tables.release(seq.number)
+        self._layout.release(seq)
 
     def scrub(self, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite: padded attention would carry a NaN into their next owner."""
         self.cache.zero_pages(pages)
 
     def _batch(self, step: Step) -> ForwardBatch:
-        rows, decode = step.rows, step.decode_rows
+        rows = step.rows
         counts = [row.count for row in rows]
+        tokens: list[int] = []
+        sample: list[int] = []
+        for row in rows:
+            if row.decode:
+                tokens.append(row.seq.tokens[row.start])
+                tokens += row.drafts
+                sample += range(len(tokens) - row.count, len(tokens))
+            else:
+                tokens += row.seq.tokens[row.start : row.start + row.count]
+                if row.samples:
+                    sample.append(len(tokens) - 1)
         starts = np.array([row.start for row in rows], dtype=np.int64)
-        tables = self._tables.gather([row.seq for row in rows])
-        tokens = [row.seq.tokens[row.start] for row in rows[:decode]]
-        for row in rows[decode:]:
-            tokens += row.seq.tokens[row.start : row.start + row.count]
-        query_starts = (0, *accumulate(counts))
-        if len(rows) == decode:
-            row_of = np.arange(decode)
-            positions = starts
-        else:
-            row_of = np.repeat(np.arange(len(rows)), counts)
-            positions = np.arange(query_starts[-1]) - np.array(query_starts[:-1])[row_of] + starts[row_of]
-        page, offset = np.divmod(positions, self._page_size)
-        slots = tables[row_of, page] * self._page_size + offset
-        last = [query_starts[i + 1] - 1 for i, row in enumerate(rows) if row.samples]
-        return ForwardBatch(
-            token_ids=self._to_device(np.array(tokens, dtype=np.int64)),
-            positions=self._to_device(positions),
-            slots=self._to_device(slots),
-            block_tables=self._to_device(tables),
-            lengths=tuple(row.start + row.count for row in rows),
-            query_starts=query_starts,
-            decode_rows=decode,
-            sample_tokens=self._to_device(np.array(last, dtype=np.int64)),
-        )
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+        return self._layout.batch([row.seq for row in rows], starts, counts, tokens, step.decode_rows, sample)

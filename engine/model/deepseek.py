@@ -10,29 +10,19 @@ from torch import Tensor
 
 from ...kernels import KernelSet
 from ...kernels.operations import Packed
-from .attention import Attention, StepPlan, plan_step
+from .attention import StepPlan, plan_step
 from .batch import ForwardBatch
 from .cache import LatentCache
 from .config import ModelConfig
-from .mlp import DenseMlp, Experts
+from .layer import load_layer, load_norm
+from .prediction import PredictionLayer, load_prediction
 from .rope import Rotary
 from .weights import WeightSource
 
 
 class ForwardOutput(NamedTuple):
-    """Of the tokens of batch.sample_tokens, in that order."""
-
-    logits: Tensor  # [S, vocab] fp32
-    hidden: (
-        Tensor  # [S, H], the model's dtype, after the final norm: what lm_head and the prediction layers read
-    )
-
-
-class Layer(NamedTuple):
-    attention_norm: Tensor  # [H] fp32
-    attention: Attention
-    mlp_norm: Tensor  # [H] fp32
-    mlp: DenseMlp | Experts
+    logits: Tensor  # [S, vocab] fp32, of the tokens of batch.sample_tokens in that order
+    hidden: Tensor  # [T, H] of all tokens, the model's dtype, after the final norm: what the prediction layer reads
 
 
 class DeepseekModel:
@@ -63,9 +53,15 @@ class DeepseekModel:
         self._kernels = kernels
         self._rotary = Rotary(config.rope, device)
         self._embedding = counted.get("model.embed_tokens.weight", (config.vocab_size, config.hidden))
-        self.layers = [_load_layer(config, kernels, counted, number) for number in range(config.layers)]
-        self._final_norm = _norm(counted, "model.norm", config)
+        self.layers = [
+            load_layer(config, kernels, counted, number, experts)
+            for number, experts in enumerate(config.moe_layers)
+        ]
+        self._final_norm = load_norm(counted, "model.norm", config)
         self._head = self._load_head(counted)
+        self.prediction: PredictionLayer | None = load_prediction(
+            config, kernels, counted, self._rotary, self._embedding, self._head
+        )
         self.parameters = counted.parameters
         self.weight_bytes = counted.bytes
 
@@ -100,29 +96,8 @@ class DeepseekModel:
         return F.embedding(token_ids, self._embedding).float()
 
     def head(self, x: Tensor, sample_tokens: Tensor) -> ForwardOutput:
-        hidden = x.index_select(0, sample_tokens)
-        return ForwardOutput(self._kernels.linear(hidden, self._head).float(), hidden)
-
-
-def _load_layer(config: ModelConfig, kernels: KernelSet, source: WeightSource, number: int) -> Layer:
-    prefix = f"model.layers.{number}"
-    mlp: DenseMlp | Experts
-    if not config.moe_layers[number]:
-        mlp = DenseMlp(config, kernels, source, f"{prefix}.mlp")
-    elif config.routing is None:
-        raise ValueError(f"layer {number} has experts, but the config says nothing of their routing")
-    else:
-        mlp = Experts(config, config.routing, kernels, source, f"{prefix}.mlp")
-    return Layer(
-        attention_norm=_norm(source, f"{prefix}.input_layernorm", config),
-        attention=Attention(config, kernels, source, f"{prefix}.self_attn"),
-        mlp_norm=_norm(source, f"{prefix}.post_attention_layernorm", config),
-        mlp=mlp,
-    )
-
-
-def _norm(source: WeightSource, prefix: str, config: ModelConfig) -> Tensor:
-    return source.get(f"{prefix}.weight", (config.hidden,), dtype=torch.float32)
+        """x [T, H], after the final norm."""
+        return ForwardOutput(self._kernels.linear(x.index_select(0, sample_tokens), self._head).float(), x)
 
 
 class _Counted:
