@@ -17,6 +17,7 @@ from ..model.batch import ForwardBatch
 from ..model.cache import LatentCache
 from ..model.deepseek import DeepseekModel
 from ..sampling.sampler import Sampler
+from ..sampling.verify import Verified, verify
 from ..scheduler.types import Row, Step
 from ..sequence import Sequence, TokenLogprob
 from .drafter import Drafter
@@ -75,58 +76,30 @@ class Runner:
         logits, hidden = self.model.forward(batch, self.cache)
         ran = time.perf_counter()
         sampling = tuple(row for row in step.rows if row.samples)
-        tokens: list[tuple[int, ...]] = []
-        logprobs: list[tuple[TokenLogprob, ...] | None] = []
-        faults: dict[int, str] = {}
+        verified = Verified([], [], {})
         if step.draft_tokens:
-            tokens, logprobs, faults = self.verify(logits, sampling)
+            verified = self.verify(logits, sampling)
         elif sampling:
             sampled = self._sampler.sample(logits, [row.seq for row in sampling])
-            tokens = [(token,) for token in sampled.token_ids]
-            logprobs = [None if each is None else (each,) for each in sampled.logprobs]
-            faults = sampled.faults
+            verified = Verified(
+                [(token,) for token in sampled.token_ids],
+                [None if each is None else (each,) for each in sampled.logprobs],
+                sampled.faults,
+            )
         done = time.perf_counter()
         result = StepResult(
             rows=sampling,
-            tokens=tokens,
-            logprobs=logprobs,
-            faults=faults,
+            tokens=verified.tokens,
+            logprobs=verified.logprobs,
+            faults=verified.faults,
             layout=laid_out - began,
             forward=ran - laid_out,
             sample=done - ran,
         )
         return self.draft(step, hidden, result, done) if self.depth else result
 
-    def verify(
-        self, logits: torch.Tensor, rows: tuple[Row, ...]
-    ) -> tuple[list[tuple[int, ...]], list[tuple[TokenLogprob, ...] | None], dict[int, str]]:
-        """Draw after each draft of each row, and take each row's own drafts as far as the draws agree with them.
-
-        A row is lost if any of its logits are not finite, taken over or not: what it wrote to the cache is not finite.
-        """
-        places = [(row, count) for row in rows for count in range(row.count if row.decode else 1)]
-        sampled = self._sampler.sample(
-            logits, [row.seq for row, _ in places], [row.drafts[:count] for row, count in places]
-        )
-        tokens: list[tuple[int, ...]] = []
-        logprobs: list[tuple[TokenLogprob, ...] | None] = []
-        faults: dict[int, str] = {}
-        first = 0
-        for index, row in enumerate(rows):
-            drawn = sampled.token_ids[first : first + 1 + len(row.drafts)]
-            right = 0
-            while right < len(row.drafts) and drawn[right] == row.drafts[right]:
-                right += 1
-            tokens.append(tuple(drawn[: right + 1]))
-            given = sampled.logprobs[first : first + right + 1]
-            logprobs.append(tuple(each for each in given if each is not None) or None)
-            why = next(
-                (sampled.faults[at] for at in range(first, first + len(drawn)) if at in sampled.faults), None
-            )
-            if why is not None:
-                faults[index] = why
-            first += len(drawn)
-        return tokens, logprobs, faults
+    def verify(self, logits: torch.Tensor, rows: tuple[Row, ...]) -> Verified:
+        return verify(self._sampler, logits, [row.seq for row in rows], [row.drafts for row in rows])
 
     def draft(self, step: Step, hidden: torch.Tensor, result: StepResult, began: float) -> StepResult:
         """The result with what the prediction layer proposes for the next step."""

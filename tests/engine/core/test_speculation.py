@@ -120,13 +120,13 @@ async def test_chunks_preemptions_and_cached_prefixes_change_no_token(
 ) -> None:
     long = prompts[1] * 6
     requests = [
-        request(f"r{i}", long[: 20 + 9 * i], max_tokens=80, temperature=0.6 * (i % 2), seed=i)
-        for i in range(8)
+        request(f"r{i}", long[: 20 + 9 * i], max_tokens=200, temperature=0.6 * (i % 2), seed=i)
+        for i in range(4)
     ]
     async with engine(CARRIED, tmp_path, cache__prefix="off") as it:
         want = await answers(it, requests)
     few: dict[str, Any] = {
-        "sched__max_step_tokens": 24, "sched__prefill_chunk": 7, "cache__page_cap": 40, "sched__max_running": 8,
+        "sched__max_step_tokens": 24, "sched__prefill_chunk": 7, "cache__page_cap": 56, "sched__max_running": 8,
     }  # fmt: skip
     async with engine(CARRIED, tmp_path, spec__depth=3, **few) as it:
         assert_same(await answers(it, requests), want)
@@ -140,7 +140,7 @@ async def test_chunks_preemptions_and_cached_prefixes_change_no_token(
 async def test_depth_changes_live_and_sequences_that_the_head_missed_go_on_without(
     prompts: list[list[int]], tmp_path: Path
 ) -> None:
-    running = request("running", prompts[0] * 4, max_tokens=300)
+    running = request("running", prompts[0] * 4, max_tokens=150)
     later = request("later", prompts[0] * 4, max_tokens=30)
     async with engine(CARRIED, tmp_path) as it:
         want = await answers(it, [running])
@@ -164,8 +164,9 @@ async def test_depth_changes_live_and_sequences_that_the_head_missed_go_on_witho
         drafted = list(counters.drafted)
         assert_same(await answers(it, [later]), {"later": want["later"]})
         assert counters.drafted == drafted
+        seen = it.port.published().taken
         it.port.request_publish()
-        await until(lambda: it.port.published().speculation.depth == 0)
+        await until(lambda: it.port.published().taken > seen)
         assert it.port.published().speculation.drafted == tuple(drafted)
         assert_all_pages_free(it)
 
