@@ -7,9 +7,10 @@ All of a scene's numbers are over the same window, which ends at the newest samp
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 
 from ...engine.control import protocol as p
 from .store import Picture
@@ -36,6 +37,9 @@ class Totals:
     preemptions: int
     faults: int
     finished: int
+    draft_rows: int
+    drafted: tuple[int, ...]  # by place
+    accepted: tuple[int, ...]
     latency: dict[str, p.Percentiles]
 
     def count(self, number: int) -> int | None:
@@ -67,8 +71,15 @@ def totals(samples: Sequence[p.Sample], bounds: Sequence[float]) -> Totals:
         preemptions=add("preemptions"),
         faults=add("faults"),
         finished=add("finished"),
+        draft_rows=add("draft_rows"),
+        drafted=_by_place(sample.drafted for sample in samples),
+        accepted=_by_place(sample.accepted for sample in samples),
         latency=latencies(samples, bounds),
     )
+
+
+def _by_place(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def latencies(samples: Sequence[p.Sample], bounds: Sequence[float]) -> dict[str, p.Percentiles]:

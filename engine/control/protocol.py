@@ -255,7 +255,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...]  # flags whose value is not the profile's
     last_event: int
     sequences: tuple[SequenceView, ...] | None = None  # when asked for by sequences=true
-    speculation: Speculation = Speculation(depth=NA("this engine does not say"))
+    speculation: Speculation = Speculation(depth=NA("not reported by this engine"))
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
