@@ -193,6 +193,17 @@ _DECLARED: tuple[Flag, ...] = (
         RESTART, unit="tokens", choices=(8, 16, 32, 64, 128),
     ),
     Flag(
+        "cache.layout", "choice", "paged",
+        "paged: latents lie in pages; dense: in one tensor a layer and batch, rows front-aligned, kept for comparison",
+        RESTART, choices=("paged", "dense"),
+    ),
+    Flag(
+        "cache.dead_prefix", "choice", "mask",
+        "in the dense layout, what lies before a shorter row's first token is masked, or stripped off: then every step "
+        "puts the batch together and takes it apart again",
+        LIVE, choices=("mask", "strip"),
+    ),
+    Flag(
         "cache.memory_mib", "int", "auto",
         "memory for KV pages; auto takes, of the memory measured free once the weights are loaded, nine tenths on a "
         "card; on the host half, and no more than sched.max_running sequences of model.max_len tokens fill",
@@ -407,4 +418,9 @@ def check_together(values: Mapping[str, Value]) -> list[FlagError]:
         if values[small] > values[large]:  # pyright: ignore[reportOperatorIssue]  # both are ints by declaration
             message = f"{small} is {values[small]} but {large} is {values[large]}: {why}"
             errors.append(FlagError(small, FlagReason.CONFLICT, message, related=(large,)))
+    if values["cache.layout"] == "dense" and values["cache.prefix"]:
+        message = (
+            "cache.prefix is on but cache.layout is dense: its rows share no prefix; set cache.prefix = off"
+        )
+        errors.append(FlagError("cache.prefix", FlagReason.CONFLICT, message, related=("cache.layout",)))
     return errors

@@ -7,12 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ...kernels.dispatch import KernelSet, resolve
+from ...kernels.dispatch import KernelSet, Resolution, resolve
 from ...kernels.operations import Target
 from ..config import Settings
 from ..control.events import EventLog
@@ -23,8 +23,10 @@ from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.config import ModelConfig
 from ..model.deepseek import DeepseekModel
+from ..model.dense import DenseCache, DenseMlaDecode
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
+from ..model.prediction import has_prediction
 from ..sampling.sampler import Sampler
 from ..scheduler.pages import PageManager
 from ..scheduler.scheduler import Scheduler
@@ -38,6 +40,7 @@ from .engine import Engine
 from .handle import LocalHandle
 from .inbox import Inbox
 from .interface import EngineInfo
+from .layout import DenseLayout, Layout, PagedLayout
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
 
@@ -109,6 +112,10 @@ def assemble(
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
     kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
+    dense: DenseCache | None = None
+    if settings.get_str("cache.layout") == "dense":
+        dense = DenseCache(config, prediction=has_prediction(config, source), dtype=dtype, device=device)
+        kernels = over_dense(kernels, dense)
     model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels)
     source.finish()
     no_drafts = why_no_drafts(model, config)
@@ -128,10 +135,20 @@ def assemble(
         model_limit=config.max_position,
     )
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
-    pages = sized.pages + 1  # and the null page
-    cache = LatentCache(
-        config.layers, pages, page_size, config.latent_width, dtype=dtype, device=device, prediction=predicts
-    )
+    counters = Counters(pages_total=sized.pages)
+    layout: Layout
+    if dense is not None:
+        counters.copies = dense.done
+        layout = DenseLayout(
+            dense, device, strip=lambda: port.settings.get_str("cache.dead_prefix") == "strip"
+        )
+    else:
+        pages = sized.pages + 1  # and the null page
+        width = config.latent_width
+        cache = LatentCache(
+            config.layers, pages, page_size, width, dtype=dtype, device=device, prediction=predicts
+        )
+        layout = PagedLayout(cache, device)
     name = settings.get_str("model.name")
     info = EngineInfo(
         name=settings.get_str("control.name"),
@@ -154,16 +171,20 @@ def assemble(
     eos = text.tokenizer.eos_ids if text.tokenizer is not None else text.defaults.eos_ids
     memory = (
         MemoryPart(component="weights", place=str(device), bytes=model.weight_bytes),
-        MemoryPart(component="KV cache, reserved", place=str(device), bytes=sized.bytes),
+        MemoryPart(
+            component="KV cache, reserved",
+            place=str(device),
+            bytes=sized.bytes if dense is None else NA("the dense layout allocates as batches form"),
+        ),
     )
     recorder = _recorder(recording, info, settings)
-    counters, inbox, ring = Counters(pages_total=sized.pages), Inbox(), StepRing()
+    inbox, ring = Inbox(), StepRing()
     events = EventLog(sink=None if isinstance(recorder, NA) else recorder.event)
     if not isinstance(recorder, NA):
         ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
     sampler = Sampler(config.vocab_size, device, eos)
-    runner = Runner(model, cache, sampler, page_size, sized.pages, sized.max_model_len)
+    runner = Runner(model, layout, sampler, page_size, sized.max_model_len)
     runner.depth = settings.get_int("spec.depth")
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
@@ -189,6 +210,17 @@ def assemble(
         no_drafts=no_drafts,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def over_dense(kernels: KernelSet, cache: DenseCache) -> KernelSet:
+    """The same operations, with decode attention over the dense layout in torch; no backend has it for itself."""
+    resolutions = tuple(
+        Resolution(each.operation, "torch, dense layout", each.refused)
+        if each.operation == "mla_decode"
+        else each
+        for each in kernels.resolutions
+    )
+    return replace(kernels, mla_decode=DenseMlaDecode(lambda: cache.columns), resolutions=resolutions)
 
 
 def why_no_drafts(model: DeepseekModel, config: ModelConfig) -> str | None:

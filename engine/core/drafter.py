@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ..model.cache import LatentCache
 from ..model.prediction import Predicted, PredictionLayer
 from ..scheduler.types import Row, Step
 from ..sequence import Sequence
@@ -54,11 +53,9 @@ class _Part:
 
 
 class Drafter:
-    def __init__(
-        self, head: PredictionLayer, cache: LatentCache, layout: Layout, page_size: int, max_model_len: int
-    ) -> None:
+    def __init__(self, head: PredictionLayer, layout: Layout, page_size: int, max_model_len: int) -> None:
         self.head = head
-        self._cache = cache
+        self._cache = layout.cache
         self._layout = layout
         self._page_size = page_size
         self._max_model_len = max_model_len

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from ..model.batch import ForwardBatch
-from ..model.cache import LatentCache
 from ..model.deepseek import DeepseekModel
 from ..sampling.sampler import Sampler
 from ..sampling.verify import Verified, verify
@@ -49,28 +48,26 @@ class Runner:
     def __init__(
         self,
         model: DeepseekModel,
-        cache: LatentCache,
+        layout: Layout,
         sampler: Sampler,
         page_size: int,
-        pages: int,
         max_model_len: int,
     ) -> None:
-        """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
+        """`page_size`: of the pages that sequences hold, also where the layout puts their latents elsewhere."""
         self.model = model
-        self.cache = cache
+        self.cache = layout.cache
         self.depth = 0
         self._sampler = sampler
-        self._layout = Layout(page_size, pages, model.device)
+        self._layout = layout
         self.drafter = (
-            None
-            if model.prediction is None
-            else Drafter(model.prediction, cache, self._layout, page_size, max_model_len)
+            None if model.prediction is None else Drafter(model.prediction, layout, page_size, max_model_len)
         )
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
         """Run a step. Raises whatever the device raises: the caller then fails the step's sequences."""
         began = time.perf_counter()
+        self._layout.open(step, self.depth)
         batch = self._batch(step)
         laid_out = time.perf_counter()
         logits, hidden = self.model.forward(batch, self.cache)
@@ -96,7 +93,16 @@ class Runner:
             forward=ran - laid_out,
             sample=done - ran,
         )
-        return self.draft(step, hidden, result, done) if self.depth else result
+        if self.depth:
+            result = self.draft(step, hidden, result, done)
+        new = {row.seq.number: tokens for row, tokens in zip(result.rows, result.tokens, strict=True)}
+        self._layout.close(
+            {
+                row.seq.number: row.start + (len(new[row.seq.number]) if row.decode else row.count)
+                for row in step.rows
+            }
+        )
+        return result
 
     def verify(self, logits: torch.Tensor, rows: tuple[Row, ...]) -> Verified:
         return verify(self._sampler, logits, [row.seq for row in rows], [row.drafts for row in rows])
@@ -125,7 +131,7 @@ class Runner:
 
     def scrub(self, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite: padded attention would carry a NaN into their next owner."""
-        self.cache.zero_pages(pages)
+        self._layout.scrub(pages)
 
     def _batch(self, step: Step) -> ForwardBatch:
         rows = step.rows

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
 from .config import ModelConfig
+
+
+class Latents(Protocol):
+    """What the forward pass writes and reads, however it is laid out: [slots, width] for each layer."""
+
+    @property
+    def page_size(self) -> int:
+        """Neighbouring slots that one entry of a block table stands for."""
+        ...
+
+    @property
+    def layers(self) -> list[torch.Tensor]: ...
+
+    @property
+    def prediction(self) -> torch.Tensor | None:
+        """Of the prediction layer, where it is kept."""
+        ...
+
 
 _ALIGNMENT = 64  # bytes: of a cache line and of the widest vector
 

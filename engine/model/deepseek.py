@@ -12,7 +12,7 @@ from ...kernels import KernelSet
 from ...kernels.operations import Packed
 from .attention import StepPlan, plan_step
 from .batch import ForwardBatch
-from .cache import LatentCache
+from .cache import Latents
 from .config import ModelConfig
 from .layer import load_layer, load_norm
 from .prediction import PredictionLayer, load_prediction
@@ -72,7 +72,7 @@ class DeepseekModel:
         return self._kernels.linear.pack(source.get("lm_head.weight", shape))
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, cache: LatentCache) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, cache: Latents) -> ForwardOutput:
         """Run the step's tokens, write their latents to `cache`, and give the logits that were asked for.
 
         All projections and experts run over all T tokens at once; only attention tells decode rows from prompt rows.

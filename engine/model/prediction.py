@@ -17,7 +17,7 @@ from ...kernels import KernelSet
 from ...kernels.operations import Packed
 from .attention import plan_step
 from .batch import ForwardBatch
-from .cache import LatentCache
+from .cache import Latents
 from .config import ModelConfig
 from .layer import Layer, load_layer, load_norm
 from .rope import Rotary
@@ -64,7 +64,7 @@ class PredictionLayer:
         self._head: Packed = kernels.linear.pack(source.get(own, table)) if source.has(own) else head
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, hidden: Tensor, cache: LatentCache) -> Predicted:
+    def forward(self, batch: ForwardBatch, hidden: Tensor, cache: Latents) -> Predicted:
         """batch.token_ids holds, for the token at each position, the one that follows it; hidden [T, H]: its state.
 
         Writes the T tokens' latents to the cache's prediction layer. What comes before them in their rows must be there
@@ -96,6 +96,11 @@ class PredictionLayer:
         return Predicted(self._kernels.linear(hidden, self._head).argmax(dim=-1), hidden)
 
 
+def has_prediction(config: ModelConfig, source: WeightSource) -> bool:
+    """Whether the checkpoint has a prediction layer: many folders were saved without it."""
+    return bool(config.prediction_layers) and source.has(f"model.layers.{config.layers}.eh_proj.weight")
+
+
 def load_prediction(
     config: ModelConfig,
     kernels: KernelSet,
@@ -104,7 +109,7 @@ def load_prediction(
     embedding: Tensor,
     head: Packed,
 ) -> PredictionLayer | None:
-    """The first prediction layer, or None where the checkpoint has none: many folders were saved without it."""
-    if not config.prediction_layers or not source.has(f"model.layers.{config.layers}.eh_proj.weight"):
+    """The first prediction layer, or None where the checkpoint has none."""
+    if not has_prediction(config, source):
         return None
     return PredictionLayer(config, kernels, source, rotary, embedding, head)

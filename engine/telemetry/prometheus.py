@@ -181,6 +181,14 @@ class EngineCollector(Collector):
         for part, value in c.step_seconds.copy().items():
             seconds.add_metric((*self._labels, part), value)
         yield seconds
+        copies = CounterMetricFamily(
+            "arc:cache_copies",
+            "Copies and allocations of the dense layout, a row's layer each, by what made them.",
+            labels=(*LABELS, "operation"),
+        )
+        for operation, count in c.copies.copy().items():
+            copies.add_metric((*self._labels, operation), count)
+        yield copies
         yield self._counter("arc:step_faults", "Steps that failed.", c.faults)
         yield self._counter(
             "arc:recomputed", "Tokens computed again after a preemption.", c.recomputed_tokens

@@ -89,6 +89,9 @@ class Counters:
     drafted: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)
     accepted: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)
     undrafted: dict[str, int] = field(default_factory=dict)  # rows that could not speculate, by why
+    copies: dict[str, int] = field(
+        default_factory=dict
+    )  # of the dense layout: copies and allocations, by what made them
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     # gauges of now, refreshed when idle too
     running: int = 0

@@ -36,7 +36,8 @@ class Run:
 
 async def _one(session: aiohttp.ClientSession, base: str, model: str, job: Job) -> Outcome:
     body = {
-        "model": model, "prompt": list(job.prompt), "max_tokens": job.output, "temperature": 0, "ignore_eos": True,
+        "model": model, "prompt": list(job.prompt), "max_tokens": job.output, "ignore_eos": True,
+        "temperature": job.temperature, "seed": 0,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     sent = time.perf_counter()

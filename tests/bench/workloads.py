@@ -10,6 +10,7 @@ from dataclasses import dataclass
 class Job:
     prompt: tuple[int, ...]
     output: int  # tokens, end of sequence ignored
+    temperature: float = 0.0
 
 
 def _prompt(rng: random.Random, vocab: int, length: int) -> tuple[int, ...]:
