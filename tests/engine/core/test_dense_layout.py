@@ -72,10 +72,10 @@ async def test_tokens_are_those_of_the_paged_layout(
 
 @pytest.mark.parametrize("design", ["mask", "strip"])
 async def test_preempted_rows_and_clients_that_go_leave_nothing(tmp_path: Path, design: str) -> None:
-    asked = [request(f"r{i}", [5 + i] * 10, max_tokens=240) for i in range(3)]
+    asked = [request(f"r{i}", [5 + i] * 10, max_tokens=160) for i in range(3)]
     async with engine(CARRIED, tmp_path, cache__prefix="off") as it:
         want = await complete(it, *asked)
-    flags = {"spec__depth": 2, "cache__page_cap": 50, "cache__dead_prefix": design}
+    flags = {"spec__depth": 2, "cache__page_cap": 38, "cache__dead_prefix": design}
     async with dense(tmp_path, **flags) as it:
         streams = [it.handle.submit(request(f"x{i}", [9] * 20, max_tokens=300)) for i in range(2)]
         for stream in streams:
@@ -109,7 +109,7 @@ async def test_the_scheduler_reads_each_rows_own_length(tmp_path: Path, design: 
     """In one tensor all rows look as long as the longest. Bucketed admission would then run all of them together."""
     flags = {"admission__policy": "bucketed", "cache__dead_prefix": design}
     async with dense(tmp_path, **flags) as it:
-        rows = [request(f"r{i}", [20 + i] * (1 + 70 * i), max_tokens=60) for i in range(4)]
+        rows = [request(f"r{i}", [20 + i] * (1 + 70 * i), max_tokens=16) for i in range(4)]
         await complete(it, *rows)
         decoding = [record for record in it.port.step_ring if record.decode_rows and record.admitted == 4]
         assert decoding
@@ -122,13 +122,14 @@ async def test_copies_are_counted_and_strip_makes_them_every_step(tmp_path: Path
     for design in ("mask", "strip"):
         async with dense(tmp_path, cache__dead_prefix=design) as it:
             await complete(it, *rows)
+            await until(lambda it=it: it.port.counters.effective_batch == 0)  # the last step is closed
             made[design] = dict(it.port.counters.copies)
             steps = it.port.counters.steps
     # a step of strip allocates each layer once, and copies each row's layer in and out again
     assert made["strip"]["clone_in.alloc"] == SLOTS * steps
     generated = 4 * 40
     assert made["strip"]["clone_out"] == SLOTS * generated  # one prompt chunk each, then a row a token
-    assert made["mask"]["clone_out"] < made["strip"]["clone_out"] / 10
+    assert made["mask"].get("clone_out", 0) < made["strip"]["clone_out"] / 10
 
 
 async def test_a_prefix_cache_over_dense_rows_is_refused_by_name(tmp_path: Path) -> None:
