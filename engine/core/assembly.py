@@ -19,6 +19,9 @@ from ..control.events import EventLog
 from ..control.protocol import NA, MemoryPart
 from ..control.recorder import Recorder
 from ..folder import CheckpointError, model_folder
+from ..memory.allocator import Allocator
+from ..memory.governor import CacheGovernor, TorchCuda
+from ..memory.pool import HostPool
 from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.config import ModelConfig
@@ -27,10 +30,12 @@ from ..model.dense import DenseCache, DenseMlaDecode
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
 from ..model.prediction import has_prediction
+from ..profiler.cuda import CudaDevice
+from ..profiler.profiler import Profiler
 from ..sampling.sampler import Sampler
 from ..scheduler.pages import PageManager
 from ..scheduler.scheduler import Scheduler
-from ..telemetry.records import Counters
+from ..telemetry.records import AllocatorCounters, Counters
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from ..version import revision, version
@@ -43,6 +48,7 @@ from .interface import EngineInfo
 from .layout import DenseLayout, Layout, PagedLayout
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
+from .sites import NOT_TIMED, sites_of
 
 log = logging.getLogger("arc.engine")
 
@@ -110,13 +116,16 @@ def assemble(
     folder = model_folder(settings.get_str("model.path"))
     config = read_config(folder)
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
-    kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype))
+    counters = Counters()
+    allocator = _allocator(counters.allocator, device)
+    kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype, allocator))
+    log.info("kernels: %s", _who_runs_what(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     dense: DenseCache | None = None
     if settings.get_str("cache.layout") == "dense":
         dense = DenseCache(config, prediction=has_prediction(config, source), dtype=dtype, device=device)
         kernels = over_dense(kernels, dense)
-    model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels)
+    model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels, buffers=allocator)
     source.finish()
     no_drafts = why_no_drafts(model, config)
     if no_drafts is not None and settings.get_int("spec.depth"):
@@ -135,20 +144,14 @@ def assemble(
         model_limit=config.max_position,
     )
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
-    counters = Counters(pages_total=sized.pages)
     layout: Layout
-    if dense is not None:
+    if dense is None:
+        layout = _paged(config, sized.pages, page_size, dtype, device, predicts)
+    else:
         counters.copies = dense.done
         layout = DenseLayout(
             dense, device, strip=lambda: port.settings.get_str("cache.dead_prefix") == "strip"
         )
-    else:
-        pages = sized.pages + 1  # and the null page
-        width = config.latent_width
-        cache = LatentCache(
-            config.layers, pages, page_size, width, dtype=dtype, device=device, prediction=predicts
-        )
-        layout = PagedLayout(cache, device)
     name = settings.get_str("model.name")
     info = EngineInfo(
         name=settings.get_str("control.name"),
@@ -178,13 +181,14 @@ def assemble(
         ),
     )
     recorder = _recorder(recording, info, settings)
+    counters.pages_total = sized.pages
     inbox, ring = Inbox(), StepRing()
     events = EventLog(sink=None if isinstance(recorder, NA) else recorder.event)
     if not isinstance(recorder, NA):
         ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
     sampler = Sampler(config.vocab_size, device, eos)
-    runner = Runner(model, layout, sampler, page_size, sized.max_model_len)
+    runner = Runner(model, layout, sampler, allocator, page_size, sized.max_model_len)
     runner.depth = settings.get_int("spec.depth")
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
@@ -197,6 +201,13 @@ def assemble(
         observer=ring,
         events=events,
     )
+    profiler = Profiler(
+        lambda: sites_of(engine),
+        stamps=kernels.stamps,
+        device=_timed_device(device),
+        not_timed=NOT_TIMED if kernels.stamps is None else {},
+        publish=counters.set_span_seconds,
+    )
     port = EnginePort(
         engine=engine,
         handle=handle,
@@ -205,6 +216,8 @@ def assemble(
         events=events,
         ring=ring,
         memory=memory,
+        profiler=profiler,
+        allocator=allocator,
         put_in_force=put_in_force,
         on_drained=on_drained,
         no_drafts=no_drafts,
@@ -212,15 +225,33 @@ def assemble(
     return Assembly(info, handle, port, engine, text, kernels, recorder)
 
 
+def _paged(
+    config: ModelConfig,
+    pages: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    predicts: bool,
+) -> PagedLayout:
+    """`pages` for sequences, and the null page."""
+    width = config.latent_width
+    cache = LatentCache(
+        config.layers, pages + 1, page_size, width, dtype=dtype, device=device, prediction=predicts
+    )
+    return PagedLayout(cache, device)
+
+
 def over_dense(kernels: KernelSet, cache: DenseCache) -> KernelSet:
-    """The same operations, with decode attention over the dense layout in torch; no backend has it for itself."""
+    """The same operations one by one, with decode attention over the dense layout in torch: no backend has it."""
     resolutions = tuple(
         Resolution(each.operation, "torch, dense layout", each.refused)
         if each.operation == "mla_decode"
         else each
         for each in kernels.resolutions
     )
-    return replace(kernels, mla_decode=DenseMlaDecode(lambda: cache.columns), resolutions=resolutions)
+    return replace(
+        kernels, mla_decode=DenseMlaDecode(lambda: cache.columns), decoder=None, resolutions=resolutions
+    )
 
 
 def why_no_drafts(model: DeepseekModel, config: ModelConfig) -> str | None:
@@ -231,6 +262,33 @@ def why_no_drafts(model: DeepseekModel, config: ModelConfig) -> str | None:
         return "the checkpoint has no prediction layer (its config.json says nothing of num_nextn_predict_layers)"
     missing = f"model.layers.{config.layers}.eh_proj.weight"
     return f"the checkpoint was saved without its prediction layer: {missing} is missing"
+
+
+def _timed_device(device: torch.device) -> CudaDevice | NA:
+    """The device whose own time the profiler tells from the host's."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    return NA(f"{device.type} has no stream apart from the host")
+
+
+def _who_runs_what(kernels: KernelSet) -> str:
+    """Each backend with its operations, and once each reason why another one does not run something."""
+    backends = dict.fromkeys(line.backend for line in kernels.table())
+    parts = [
+        f"{name} runs {', '.join(line.operation for line in kernels.table() if line.backend == name)}"
+        if len(backends) > 1
+        else f"{name} runs everything, {'a step in one call' if kernels.decoder else 'layer by layer'}"
+        for name in backends
+    ]
+    refusals = dict.fromkeys(refusal for line in kernels.table() for refusal in line.refused)
+    return "; ".join([*parts, *(f"not {name}: {reason}" for name, reason in refusals)])
+
+
+def _allocator(counters: AllocatorCounters, device: torch.device) -> Allocator:
+    """Off until the port arms it, once the weights and the KV cache have taken their part of the memory."""
+    if device.type == "cuda":
+        return CacheGovernor(counters, TorchCuda(device), str(device))
+    return HostPool(counters, free=lambda: capacity.free_memory(device))
 
 
 def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from ..memory.allocator import Allocator
 from ..model.batch import ForwardBatch
-from ..model.deepseek import DeepseekModel
+from ..model.deepseek import DeepseekModel, ForwardOutput
 from ..sampling.sampler import Sampler
 from ..sampling.verify import Verified, verify
 from ..scheduler.types import Row, Step
@@ -50,14 +51,16 @@ class Runner:
         model: DeepseekModel,
         layout: Layout,
         sampler: Sampler,
+        allocator: Allocator,
         page_size: int,
         max_model_len: int,
     ) -> None:
         """`page_size`: of the pages that sequences hold, also where the layout puts their latents elsewhere."""
         self.model = model
         self.cache = layout.cache
+        self.allocator = allocator
+        self.sampler = sampler
         self.depth = 0
-        self._sampler = sampler
         self._layout = layout
         self.drafter = (
             None if model.prediction is None else Drafter(model.prediction, layout, page_size, max_model_len)
@@ -67,17 +70,14 @@ class Runner:
     def run(self, step: Step) -> StepResult:
         """Run a step. Raises whatever the device raises: the caller then fails the step's sequences."""
         began = time.perf_counter()
-        self._layout.open(step, self.depth)
-        batch = self._batch(step)
-        laid_out = time.perf_counter()
-        logits, hidden = self.model.forward(batch, self.cache)
+        output, layout = self.forward(step)
         ran = time.perf_counter()
         sampling = tuple(row for row in step.rows if row.samples)
         verified = Verified([], [], {})
         if step.draft_tokens:
-            verified = self.verify(logits, sampling)
+            verified = self.verify(output.logits, sampling)
         elif sampling:
-            sampled = self._sampler.sample(logits, [row.seq for row in sampling])
+            sampled = self.sampler.sample(output.logits, [row.seq for row in sampling])
             verified = Verified(
                 [(token,) for token in sampled.token_ids],
                 [None if each is None else (each,) for each in sampled.logprobs],
@@ -89,12 +89,12 @@ class Runner:
             tokens=verified.tokens,
             logprobs=verified.logprobs,
             faults=verified.faults,
-            layout=laid_out - began,
-            forward=ran - laid_out,
+            layout=layout,
+            forward=ran - began - layout,
             sample=done - ran,
         )
         if self.depth:
-            result = self.draft(step, hidden, result, done)
+            result = self.draft(step, output.hidden, result, done)
         new = {row.seq.number: tokens for row, tokens in zip(result.rows, result.tokens, strict=True)}
         self._layout.close(
             {
@@ -105,7 +105,7 @@ class Runner:
         return result
 
     def verify(self, logits: torch.Tensor, rows: tuple[Row, ...]) -> Verified:
-        return verify(self._sampler, logits, [row.seq for row in rows], [row.drafts for row in rows])
+        return verify(self.sampler, logits, [row.seq for row in rows], [row.drafts for row in rows])
 
     def draft(self, step: Step, hidden: torch.Tensor, result: StepResult, began: float) -> StepResult:
         """The result with what the prediction layer proposes for the next step."""
@@ -120,10 +120,27 @@ class Runner:
             draft=time.perf_counter() - began,
         )
 
+    def forward(self, step: Step) -> tuple[ForwardOutput, float]:
+        """The logits of the rows that sample, and the seconds that laying out the batch took: a step's prompt or decode
+        part, as the profiler names it."""
+        return self.pipeline_step(step)
+
+    def pipeline_step(self, step: Step) -> tuple[ForwardOutput, float]:
+        """One pass through one model, from rows to logits."""
+        began = time.perf_counter()
+        self._layout.open(step, self.depth)
+        batch = self.lay_out(step)
+        layout = time.perf_counter() - began
+        return self.model.forward(batch, self.cache), layout
+
+    def end_step(self) -> None:
+        """After `run` has returned or raised and its frame is gone: the step's buffers are back."""
+        self.allocator.end_step()
+
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""
         self._layout.release(seq)
-        self._sampler.forget(seq.number)
+        self.sampler.forget(seq.number)
 
     def release_pages(self, seq: Sequence) -> None:
         """The sequence gave its pages away and may come back with others (preemption)."""
@@ -133,7 +150,7 @@ class Runner:
         """Zero pages whose contents may not be finite: padded attention would carry a NaN into their next owner."""
         self._layout.scrub(pages)
 
-    def _batch(self, step: Step) -> ForwardBatch:
+    def lay_out(self, step: Step) -> ForwardBatch:
         rows = step.rows
         counts = [row.count for row in rows]
         tokens: list[int] = []

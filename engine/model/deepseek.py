@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import Packed
+from ...kernels.operations import SYSTEM, Buffers, Packed
 from .attention import StepPlan, plan_step
 from .batch import ForwardBatch
 from .cache import Latents
 from .config import ModelConfig
-from .layer import load_layer, load_norm
+from .layer import LayerStack, load_layer, load_norm
 from .prediction import PredictionLayer, load_prediction
 from .rope import Rotary
 from .weights import WeightSource
@@ -40,6 +39,7 @@ class DeepseekModel:
         dtype: torch.dtype,
         device: torch.device,
         kernels: KernelSet,
+        buffers: Buffers = SYSTEM,
     ) -> None:
         """Ask `source` for every tensor of the model by its name in the checkpoint, one layer at a time.
 
@@ -51,6 +51,7 @@ class DeepseekModel:
         self.dtype = dtype
         self.device = device
         self._kernels = kernels
+        self._buffers = buffers
         self._rotary = Rotary(config.rope, device)
         self._embedding = counted.get("model.embed_tokens.weight", (config.vocab_size, config.hidden))
         self.layers = [
@@ -59,6 +60,7 @@ class DeepseekModel:
         ]
         self._final_norm = load_norm(counted, "model.norm", config)
         self._head = self._load_head(counted)
+        self._stack = LayerStack(config, kernels, self.layers, self._final_norm)
         self.prediction: PredictionLayer | None = load_prediction(
             config, kernels, counted, self._rotary, self._embedding, self._head
         )
@@ -80,24 +82,35 @@ class DeepseekModel:
         """
         step = self.plan(batch, cache.page_size)
         residual = self.embed(batch.token_ids)
-        eps = self.config.rms_eps
-        norms = [*(layer.attention_norm for layer in self.layers[1:]), self._final_norm]
-        x = self._kernels.rms_norm(residual, self.layers[0].attention_norm, eps, self.dtype)
-        for layer, next_norm, latents in zip(self.layers, norms, cache.layers, strict=True):
-            x = self._kernels.add_rms_norm(residual, layer.attention(x, latents, step), layer.mlp_norm, eps)
-            x = self._kernels.add_rms_norm(residual, layer.mlp(x), next_norm, eps)
-        return self.head(x, batch.sample_tokens)
+        return self.head(self.run_layers(residual, cache, step), batch.sample_tokens)
+
+    def run_layers(self, residual: Tensor, cache: Latents, step: StepPlan) -> Tensor:
+        """Add all layers to `residual` [T, H] in place; give its final norm, [T, H] in the model's dtype."""
+        return self._stack.run(residual, cache.layers, step, self.dtype)
 
     def plan(self, batch: ForwardBatch, page_size: int) -> StepPlan:
         return plan_step(self.config, self._kernels, batch, page_size, self._rotary.turns(batch.positions))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T, H] fp32: the residual, which the layers add to in place."""
-        return F.embedding(token_ids, self._embedding).float()
+        shape = (len(token_ids), self.config.hidden)
+        rows = torch.index_select(
+            self._embedding, 0, token_ids, out=self._buffers.take(shape, self._embedding.dtype)
+        )
+        return self._float(rows)
 
     def head(self, x: Tensor, sample_tokens: Tensor) -> ForwardOutput:
-        """x [T, H], after the final norm."""
-        return ForwardOutput(self._kernels.linear(x.index_select(0, sample_tokens), self._head).float(), x)
+        """x [T, H], after the final norm. It may be a buffer of this step, in which drafts are made of it."""
+        return ForwardOutput(
+            self._float(self._kernels.linear(x.index_select(0, sample_tokens), self._head)), x
+        )
+
+    def _float(self, x: Tensor) -> Tensor:
+        """As x.float(): `x` itself where it is fp32."""
+        if x.dtype == torch.float32:
+            return x
+        out = self._buffers.take(x.shape, torch.float32)
+        return x.float() if out is None else out.copy_(x)
 
 
 class _Counted:

@@ -19,7 +19,7 @@ from .attention import plan_step
 from .batch import ForwardBatch
 from .cache import Latents
 from .config import ModelConfig
-from .layer import Layer, load_layer, load_norm
+from .layer import LayerStack, load_layer, load_norm
 from .rope import Rotary
 from .weights import WeightSource
 
@@ -53,10 +53,11 @@ class PredictionLayer:
         self._hidden_norm = load_norm(source, f"{prefix}.hnorm", config)
         shape = (config.hidden, 2 * config.hidden)
         self._join: Packed = kernels.linear.pack(source.get(f"{prefix}.eh_proj.weight", shape))
-        self._layer: Layer = load_layer(
+        self.layer = load_layer(
             config, kernels, source, number, experts=source.has(f"{prefix}.mlp.gate.weight")
         )
-        self._final_norm = load_norm(source, f"{prefix}.shared_head.norm", config)
+        final_norm = load_norm(source, f"{prefix}.shared_head.norm", config)
+        self._stack = LayerStack(config, kernels, [self.layer], final_norm)
         table = (config.vocab_size, config.hidden)
         own = f"{prefix}.embed_tokens.weight"
         self._embedding = source.get(own, table) if source.has(own) else embedding
@@ -71,16 +72,11 @@ class PredictionLayer:
         already.
         """
         assert cache.prediction is not None
-        eps = self._config.rms_eps
         step = plan_step(
             self._config, self._kernels, batch, cache.page_size, self._rotary.turns(batch.positions)
         )
         residual = self.join(batch.token_ids, hidden)
-        layer = self._layer
-        x = self._kernels.rms_norm(residual, layer.attention_norm, eps, hidden.dtype)
-        x = layer.attention(x, cache.prediction, step)
-        x = self._kernels.add_rms_norm(residual, x, layer.mlp_norm, eps)
-        x = self._kernels.add_rms_norm(residual, layer.mlp(x), self._final_norm, eps)
+        x = self._stack.run(residual, [cache.prediction], step, hidden.dtype)
         return self.head(x.index_select(0, batch.sample_tokens))
 
     def join(self, token_ids: Tensor, hidden: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..operations import Buffers
 from .groups import cut
 
 # What one more group costs, in values read from the cache: about 350 tokens of 576, measured on one core.
@@ -38,6 +39,9 @@ class DecodePlan(NamedTuple):
 
 
 class TorchMlaDecode:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+
     def plan(
         self,
         lengths: Sequence[int],
@@ -85,24 +89,31 @@ class TorchMlaDecode:
         )
 
     def __call__(self, q: Tensor, cache: Tensor, plan: DecodePlan, *, scale: float, rank: int) -> Tensor:
-        _, heads, width = q.shape
+        take = self._buffers.take
+        own, heads, width = q.shape
         paged = cache.view(-1, plan.page_size * width)
         if plan.take is not None:
-            q = q.index_select(0, plan.take)
+            q = torch.index_select(q, 0, plan.take, out=take((len(plan.take), heads, width), q.dtype))
         unused = q.new_empty(())  # baddbmm's summand, which beta = 0 leaves out: this way the scale is free
         outs: list[Tensor] = []
         start = 0
         for rows, queries, pages, hidden in plan.groups:
             # Whole pages and the whole width, part of it in vain: a slice of a batch would be copied first, transposed
             # and element by element, which takes several times as long as the product.
-            kv = paged.index_select(0, pages).view(rows, -1, width)
+            kv = torch.index_select(paged, 0, pages, out=take((len(pages), paged.shape[1]), cache.dtype))
+            kv = kv.view(rows, -1, width)
             mine = q[start : start + rows * queries].reshape(rows, queries * heads, width)
-            scores = torch.baddbmm(unused, mine, kv.transpose(1, 2), beta=0, alpha=scale)
+            shape = (rows, queries * heads, kv.shape[1])
+            scores = torch.baddbmm(
+                unused, mine, kv.transpose(1, 2), beta=0, alpha=scale, out=take(shape, q.dtype)
+            )
             if hidden is not None:
                 scores.view(rows, queries, heads, -1).masked_fill_(hidden, -math.inf)
-            outs.append(torch.bmm(scores.softmax(-1), kv).view(rows * queries, heads, width))
+            shares = torch.softmax(scores, -1, out=take(shape, q.dtype))
+            out = torch.bmm(shares, kv, out=take((rows, queries * heads, width), q.dtype))
+            outs.append(out.view(rows * queries, heads, width))
             start += rows * queries
-        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, out=take(q.shape, q.dtype))
         if plan.back is not None:
-            out = out.index_select(0, plan.back)
+            out = torch.index_select(out, 0, plan.back, out=take((own, heads, width), q.dtype))
         return out[..., :rank]

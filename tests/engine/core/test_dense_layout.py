@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], Fin
     return asyncio.run(answers())
 
 
-def dense(folder: Path, **flags: Any) -> Any:
-    return engine(CARRIED, folder, cache__layout="dense", **({"cache__prefix": "off"} | flags))
+def dense(folder: Path, **flags: Any) -> AbstractAsyncContextManager[Assembly]:
+    chosen: dict[str, Any] = {"cache__layout": "dense", "cache__prefix": "off"} | flags
+    return engine(CARRIED, folder, **chosen)
 
 
 def assert_nothing_is_held(it: Assembly) -> None:
