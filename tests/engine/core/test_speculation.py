@@ -6,6 +6,7 @@ fp32, so that the number of query tokens in a batch decides no near tie between 
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,36 @@ async def test_a_checkpoint_without_the_layer_refuses_by_name(tiny: Path, tmp_pa
         assert error.flag == "spec.depth" and "num_nextn_predict_layers" in error.message
         depth = it.port.published().speculation.depth
         assert isinstance(depth, NA) and "no prediction layer" in depth.na
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_nothing_is_lost_in_a_storm_of_drafts(tmp_path: Path, seed: int) -> None:
+    """Arrivals, cancels and flag changes, the depth among them, at random over few pages."""
+    rng = random.Random(seed)
+    async with engine(CARRIED, tmp_path, cache__page_cap=40, sched__max_running=6, spec__depth=2) as it:
+        tasks = []
+        for i in range(40):
+            prompt = [rng.randrange(2, 6)] * rng.randint(1, 100)
+            stream = it.handle.submit(request(f"r{i}", prompt, max_tokens=rng.randint(1, 50)))
+            tasks.append(asyncio.create_task(read(stream)))
+            if rng.random() < 0.4:
+                it.handle.cancel(f"r{rng.randrange(i + 1)}", FinishReason.DISCONNECTED)
+            if rng.random() < 0.5:
+                name, value = rng.choice(
+                    [
+                        ("spec.depth", rng.randint(0, 4)), ("cache.page_cap", rng.randint(20, 60)),
+                        ("admission.policy", rng.choice(["ragged", "bucketed"])), ("cache.prefix", rng.random() < 0.5),
+                        ("admission.bucket_losers", rng.choice(["wait", "preempt"])),
+                        ("sched.max_running", rng.randint(1, 10)), ("sched.prefill_chunk", rng.choice([5, 64])),
+                    ]
+                )  # fmt: skip
+                it.port.call(SetFlags(actor=ACTOR, changes={name: value}))
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.random() * 0.02)
+        async with asyncio.timeout(300):
+            ends = [finish.reason for _, finish in await asyncio.gather(*tasks)]
+        assert set(ends) <= {FinishReason.LENGTH, FinishReason.DISCONNECTED}
+        await until(lambda: it.port.counters.running == 0)
+        assert_all_pages_free(it)
+        assert sum(it.port.counters.finished.values()) == 40
+        assert_nothing_is_kept(it)
