@@ -11,7 +11,7 @@ QUIET_THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 .PHONY: help up test lint format docs bench soak clean
 
 help:
-	@echo "make up      set up .venv with the engine and start it on the model that this folder's arc.toml names"
+	@echo "make up      set up .venv, start the engine on the model that this folder's arc.toml names, open the console"
 	@echo "make test    set up .venv with everything and run the linters, the type checker and all tests"
 	@echo "make lint    the linters and the type checker alone"
 	@echo "make format  rewrite the code in the project's format"
@@ -21,7 +21,7 @@ help:
 	@echo "make clean   remove .venv and everything that was built"
 
 up: $(VENV)/engine.stamp
-	@$(BIN)/arc serve
+	@$(BIN)/arc up
 
 test: lint
 	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2

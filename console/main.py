@@ -8,11 +8,16 @@ from .lazy import LazyCommand
 
 # name: (module:command, summary). A module is relative to this package and imported when its command runs.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "up": (".commands.up:up", "Start an engine unless it runs, and open the console."),
     "serve": (".commands.serve:serve", "Start an engine in this folder."),
     "check": (".commands.check:check", "Check this folder's configuration without starting."),
     "profiles": (".commands.profiles:profiles", "List profiles, or show one with each value's source."),
     "status": (".commands.status:status", "Show what the engine is doing now."),
     "top": (".commands.top:top", "Open the console: watch an engine and change it while it runs."),
+    "replay": (
+        ".commands.replay:replay",
+        "Replay a recording of the console or of an engine's last minutes.",
+    ),
     "ps": (".commands.ps:ps", "List the engines on this machine."),
     "flags": (".commands.flags:flags", "List flags: value, source, bounds, reach, meaning."),
     "get": (".commands.flags:get", "Print one flag's value."),

@@ -231,6 +231,12 @@ _DECLARED: tuple[Flag, ...] = (
         RESTART, choices=("auto", "native", "torch"),
     ),
     Flag(
+        "kernels.weights", "choice", "stored",
+        "how weights are kept, where a backend can: stored, in model.dtype; int8; int4 for the MLPs and int8 for the "
+        "rest (docs/kernels-cpu.md says what each costs in accuracy)",
+        RESTART, choices=("stored", "int8", "int4"),
+    ),
+    Flag(
         "cpu.threads", "int", "auto",
         "threads that compute on the CPU; auto leaves one of this process's cores to the API and the control socket",
         RESTART, unit="threads", low=1, high=1024, words=("auto",),

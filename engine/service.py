@@ -57,7 +57,10 @@ class Service:
         thread = assembly.start()
         recorder = assembly.recorder
         control = ControlServer(
-            assembly.port, self._control, recorder if isinstance(recorder, NA) else str(recorder.path)
+            assembly.port,
+            self._control,
+            recorder if isinstance(recorder, NA) else str(recorder.path),
+            self._base(),
         )
         control.start()
         runner = create_runner(self._app(assembly))
@@ -109,10 +112,13 @@ class Service:
         else:
             assembly.port.call(Cancel(actor=actor, ids=None))
 
-    def _banner(self, assembly: Assembly) -> str:
-        info = assembly.info
+    def _base(self) -> str:
+        """Where the API is reached, without its version."""
         host, port = self._http.getsockname()[:2]
-        base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def _banner(self, assembly: Assembly) -> str:
+        info, base = assembly.info, self._base()
         key = ' -H "Authorization: Bearer $ARC_API_KEY"' if self._api_key is not None else ""
         lines = [
             f"arc {info.version} ({info.revision}) serves {info.model}: {info.model_type}, "

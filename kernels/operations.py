@@ -61,10 +61,15 @@ SYSTEM = SystemBuffers()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and in which dtype the operations will run, and where their large results get their memory."""
+    """Where and in which dtype the operations will run, and where their large results get their memory.
+
+    weights: how those of linear, gated_mlp and moe_experts are kept: `stored`, in the dtype; `int8`; or `int4`, where
+    linear's are int8. Activations keep the dtype. What is not kept so is refused, never kept otherwise.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    weights: str = "stored"
     buffers: Buffers = SYSTEM
 
 

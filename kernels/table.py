@@ -30,12 +30,17 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", help="as kernels.backend")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
+    parser.add_argument(
+        "--weights", choices=("stored", "int8", "int4"), default="stored", help="as kernels.weights"
+    )
     args = parser.parse_args()
     try:
-        kernels = resolve(args.backend, Target(torch.device(args.device), _DTYPES[args.dtype]))
+        kernels = resolve(args.backend, Target(torch.device(args.device), _DTYPES[args.dtype], args.weights))
     except KernelError as error:
         parser.error(str(error))
-    print(f"kernels for {args.device} in {args.dtype}, kernels.backend = {args.backend}")
+    print(
+        f"kernels for {args.device} in {args.dtype}, weights {args.weights}, kernels.backend = {args.backend}"
+    )
     print("\n".join(lines(kernels)))
 
 

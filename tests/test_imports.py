@@ -25,6 +25,7 @@ CONSOLE_MAY = {
     "engine.config",
     "engine.options",
     "engine.preflight",
+    "engine.telemetry.records",  # the step record, which messages and recordings carry
     "engine.version",
 }
 

@@ -2,69 +2,56 @@
 
 from __future__ import annotations
 
-import locale
-import os
 import shutil
-import sys
+from pathlib import Path
 
 import click
 
 from ..client import find
 from ..engine_option import engine_option
-
-VIEWS = ("overview", "sequences", "spans", "allocator", "flags", "events")
-THEMES = ("arc-dark", "arc-light", "arc-safe", "arc-ansi")
+from ..top_options import ascii_option, require_terminal, theme_option, unicode_terminal, view_option
 
 
 @click.command()
 @engine_option
-@click.option(
-    "--view", type=click.Choice(VIEWS), default="overview", show_default=True, help="The view to start with."
-)
+@view_option
 @click.option("--read-only", is_flag=True, help="Give up the right to change the engine.")
 @click.option(
     "--hz", default=4.0, show_default=True, type=click.FloatRange(0.2, 20), help="Pictures a second."
 )
-@click.option("--theme", type=click.Choice(THEMES), default="arc-dark", show_default=True, envvar="ARC_TOP_THEME",
-              help="arc-safe is made for colour blindness, arc-ansi has the terminal's own 16 colours.")  # fmt: skip
-@click.option("--ascii", "ascii_text", is_flag=True, help="No Unicode glyphs, as where the locale has none.")
+@theme_option
+@ascii_option
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="Write what is received to a new FILE, for `arc replay`.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Print one screen as text and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print what one screen is made of as JSON and exit.")
 def top(
     *,
     engine: str | None,
-    view: str,
+    view: int,
     read_only: bool,
     hz: float,
     theme: str,
     ascii_text: bool,
+    record: Path | None,
     once: bool,
     as_json: bool,
 ) -> None:
     """Watch an engine and change it while it runs. NO_COLOR is honoured; keys are remapped in arc/keys.toml."""
     path = find(engine)
-    ascii_text = ascii_text or not _unicode()
+    ascii_text = ascii_text or not unicode_terminal()
     if once or as_json:
         from ..top.once import data, screen
 
         size = shutil.get_terminal_size((120, 40))
-        click.echo(
-            data(path) if as_json else screen(path, VIEWS.index(view), (size.columns, size.lines), ascii_text)
-        )
+        click.echo(data(path) if as_json else screen(path, view, (size.columns, size.lines), ascii_text))
         return
-    if not sys.stdout.isatty() or not sys.stdin.isatty():
-        raise click.UsageError("this is no terminal: --once prints one screen as text, --json as data")
+    require_terminal("--once prints one screen as text, --json as data")
     from ..top.app import Console, Options
     from ..top.keys import keymap_path, read_keymap
 
     keymap = read_keymap(keymap_path())
     options = Options(
-        path, hz=hz, viewer=read_only, theme=theme, ascii_text=ascii_text, view=VIEWS.index(view)
+        path, hz=hz, viewer=read_only, theme=theme, ascii_text=ascii_text, view=view, record=record
     )
     Console(options, keymap=keymap).run()
-
-
-def _unicode() -> bool:
-    """Whether the terminal can be trusted with braille: the Linux console's font has none."""
-    encoding = (sys.stdout.encoding or locale.getpreferredencoding()).lower().replace("-", "")
-    return encoding == "utf8" and os.environ.get("TERM") != "linux"

@@ -14,12 +14,17 @@ from rich.style import Style
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+from .demo import DemoLoad
+from .dialogs import Leave
 from .engine_calls import EngineCalls
 from .keys import KEYS
 from .lines import Role
 from .main_screen import Main
+from .player import Player
 from .reader import Reader
-from .store import Store
+from .recording import RecordingStore
+from .session import Session
+from .store import Picture, Store
 from .themes import THEMES, styles_of
 
 
@@ -33,6 +38,9 @@ class Options:
     theme: str = "arc-dark"
     ascii_text: bool = False
     view: int = 0
+    record: Path | None = None  # what is received is written there
+    greeting: str = ""  # said once, at the start
+    started: str = ""  # the engine that was started for this console: leaving asks whether to stop it
 
 
 class Palette(Provider):
@@ -73,18 +81,34 @@ class Console(App[None]):
         *,
         keymap: Mapping[str, str] | None = None,
         store: Store | None = None,
+        player: Player | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """With a `store` of its own nothing is read from an engine: tests and replays fill it themselves."""
+        """With a `store` of its own nothing is read from an engine: tests fill it themselves, and a `player` does.
+
+        Raises Failure when the recording that is wanted cannot be begun.
+        """
         super().__init__()
         self.options = options
         self.keymap = dict(keymap or {})
-        self.store = store or Store()
+        self.player = player
+        self.demo: DemoLoad | None = None
+        self.stops_engine = False  # the operator's answer on leaving
+        self.recording = RecordingStore(options.record) if options.record else None
+        self.store = store or self.recording or Store()
         self.clock = clock
-        self.calls = EngineCalls(options.path, options.viewer, self._back)
+        self.calls = EngineCalls(options.path, options.viewer, self.back)
         self.main = Main(self)
         self._reader = (
-            None if store else Reader(options.path, self.store, hz=options.hz, viewer=options.viewer)
+            None
+            if store
+            else Reader(
+                options.path,
+                self.store,
+                hz=options.hz,
+                viewer=options.viewer,
+                keeps_sequences=options.record is not None,
+            )
         )
         for theme in THEMES.values():
             self.register_theme(theme)
@@ -100,7 +124,24 @@ class Console(App[None]):
     @property
     def viewer(self) -> bool:
         hello = self.store.picture.hello
-        return self.options.viewer or (hello is not None and hello.role == "viewer")
+        return (
+            self.player is not None or self.options.viewer or (hello is not None and hello.role == "viewer")
+        )
+
+    @property
+    def session(self) -> Session:
+        return Session(
+            replaying=self.player.state() if self.player else None,
+            recording=self.recording.path.name if self.recording else "",
+            trouble=self.recording.trouble if self.recording else "",
+            demo=self.demo.under_way if self.demo and self.demo.running else None,
+        )
+
+    def newest(self) -> Picture:
+        """What there is to show now."""
+        if self.player:
+            self.player.show()
+        return self.store.picture
 
     @property
     def styles_by_role(self) -> Mapping[Role, Style]:
@@ -110,12 +151,33 @@ class Console(App[None]):
         self.theme = self.options.theme
         self.set_keymap(self.keymap)
         self.push_screen(self.main)
+        if self.options.greeting:
+            self.main.tell(self.options.greeting)
         if self._reader:
             self._reader.start()
 
     def on_unmount(self) -> None:
         if self._reader:
             self._reader.stop()
+        if self.recording:
+            self.recording.close()
+        if self.demo:
+            self.demo.stop()
+
+    async def action_quit(self) -> None:
+        """Of every key that quits, Textual's own Ctrl+Q among them."""
+        if isinstance(self.screen, Leave):
+            return
+        if not self.options.started or self.store.picture.link.state == "lost":
+            self.exit()
+            return
+
+        def left(stop: bool | None) -> None:
+            if stop is not None:
+                self.stops_engine = stop
+                self.exit()
+
+        self.push_screen(Leave(self.options.started, self.store.picture.snapshot), left)
 
     def wants_sequences(self, wanted: bool) -> None:
         if self._reader:
@@ -129,7 +191,7 @@ class Console(App[None]):
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)]
 
-    def _back(self, call: Callable[[], None]) -> None:
+    def back(self, call: Callable[[], None]) -> None:
         """From a call's thread to the screen's; a console that was left by then wants no answers."""
         with contextlib.suppress(RuntimeError):
             self.call_from_thread(call)

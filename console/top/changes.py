@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from .. import shown
 from ..exits import Failure
 from ..profile_values import profile_values
 from .apply import Apply, Plan
+from .demo import CLIENTS, DemoLoad
 from .dialogs import Choose, Confirm, Prompt
 from .views.catalogue import FLAGS
 from .views.flags import Flags, checked
@@ -36,7 +38,9 @@ class Changes:
 
     def _may_change(self) -> bool:
         """The engine enforces it; here it is said before anything is filled in."""
-        if self._app.viewer:
+        if self._app.player:
+            self._main.tell("this is a replay: nothing can be changed", "warning")
+        elif self._app.viewer:
             self._main.tell("read-only: this console may not change the engine", "warning")
         elif self._app.store.picture.link.state == "lost":
             self._main.tell("the engine is gone: nothing can be changed", "warning")
@@ -236,6 +240,36 @@ class Changes:
         if self._may_change():
             question = Prompt("Mark", ["A named moment, in events and on every plot."], "", _wrong_line)
             self._app.push_screen(question, named)
+
+    def demo(self) -> None:
+        """Start the demo load, or stop it."""
+        app, main = self._app, self._main
+        if app.demo is not None and app.demo.running:
+            app.demo.stop()
+            main.tell("the demo load is stopped; the engine cancels what it had asked")
+            main.draw()
+            return
+        if not self._may_change():
+            return
+        hello, snapshot = app.store.picture.hello, app.store.picture.snapshot
+        if hello is None or snapshot is None:
+            main.tell("not attached yet", "warning")
+        elif isinstance(hello.api, p.NA):
+            main.tell(f"no demo load: {hello.api.na}", "warning")
+        elif snapshot.state == "draining":
+            main.tell("no demo load: the engine is draining and takes no new work", "warning")
+        else:
+            key = os.environ.get("ARC_API_KEY", "")
+            app.demo = DemoLoad(hello.api, key, hello.max_model_len, self._demo_refused)
+            app.demo.start()
+            main.tell(
+                f"a demo load of {CLIENTS} clients runs until L is pressed again or the console is left"
+            )
+            main.draw()
+
+    def _demo_refused(self, why: str) -> None:
+        """On a thread of the load's."""
+        self._app.back(lambda: self._main.tell(f"the demo load has ended: {shown.plain(why)}", "error"))
 
 
 def _changes(count: int) -> str:

@@ -13,6 +13,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from ...engine.control import protocol as p
+
 T = TypeVar("T")
 
 _ESCAPE = Binding("escape", "leave", "back")
@@ -45,6 +47,22 @@ class Confirm(_Dialog[bool]):
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")
+
+
+class Leave(Confirm):
+    """On leaving the console that started an engine: True to stop it, False to leave it running."""
+
+    def __init__(self, engine: str, snapshot: p.Snapshot | None) -> None:
+        has = (
+            f"It has {snapshot.running} running and {snapshot.waiting} waiting sequences. "
+            if snapshot
+            else ""
+        )
+        lines = [
+            f"This console started the engine {engine}. {has}Left alone, it goes on in the background.",
+            "Stopped, it takes no new work and has 30 s to finish what runs.",
+        ]
+        super().__init__(f"Stop {engine} as well?", lines, "Stop it", "Leave it running")
 
 
 class Prompt(_Dialog[str]):

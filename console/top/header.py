@@ -25,21 +25,35 @@ def header(scene: Scene, width: int) -> Line:
     end: Line = [_state(scene)]
     if snapshot is not None:
         end.extend([(f" {shown.seconds(snapshot.uptime)}", "text")])
-        end.extend([("   " + hello.profile, "text"), _changed(len(snapshot.changed))])
+        end.append(("   " + hello.profile, "text"))
+        if hello.profile != figures.UNKNOWN:
+            end.append(_changed(len(snapshot.changed)))
         end.extend([("   step ", "dim"), (f"{_step_age(scene):>6}", "text"), (" ago", "dim")])
     if width >= 150:
-        end.extend([(f"   {hello.revision}", "dim")])
+        end.append((f"   {hello.revision}", "dim"))
     end.extend(_proof(snapshot, width))
-    end.extend([("   " + hello.role + " ", "need" if hello.role == "viewer" else "dim")])
+    if scene.session.recording:
+        end.append(("   ● rec", "bad" if scene.session.trouble else "need"))
+    if scene.session.demo is not None:
+        end.append(("   demo load", "need"))
+    role = "replay" if scene.session.replaying else hello.role
+    if role != "operator":
+        end.append((f"   {role} ", "need"))
+    elif width >= 100 or not (scene.session.recording or scene.session.demo is not None):
+        end.append((f"   {role} ", "dim"))
+    else:
+        end.append((" ", "text"))
     start: Line = [(" arc ", "here"), (f" {shown.plain(hello.name)}", "text")]
     start.extend([(f"  {shown.plain(hello.model)}", "text")])
-    details = f" · {hello.model_type} · {hello.device} {hello.dtype}"
+    details = f" · {hello.model_type} · {hello.device} {hello.dtype}".replace(f" · {figures.UNKNOWN}", "")
     if width_of(start) + len(details) + width_of(end) + 2 <= width:
         start.append((details, "dim"))
     return spread(start, [("  ", "text"), *end], width)
 
 
 def _state(scene: Scene) -> Piece:
+    if scene.session.replaying:
+        return ("◀ replaying", "need")
     if scene.stale:
         return ("○ gone", "bad")
     snapshot = scene.picture.snapshot
@@ -104,6 +118,10 @@ def tab_at(names: list[tuple[str, str]], current: int, width: int, x: int) -> in
 
 
 def _mode(scene: Scene, hz: float) -> Piece:
+    replaying = scene.session.replaying
+    if replaying:
+        how = f"▶ {replaying.speed:g}x" if replaying.playing else "‖ paused"
+        return (f"{how}  {shown.clock(replaying.moment)}  {100 * replaying.share:.0f} %", "need")
     if scene.at is not None:
         return (f"◀ {shown.seconds(max(0.0, scene.now - scene.at))} ago", "need")
     if scene.frozen:
@@ -116,6 +134,22 @@ def alarms(scene: Scene) -> list[Line]:
     picture = scene.picture
     link, snapshot = picture.link, picture.snapshot
     found: list[Line] = []
+    session = scene.session
+    if session.replaying and session.replaying.cut:
+        replaying = session.replaying
+        found.append(
+            [
+                (" ▲ THE FILE IS NOT WHOLE ", "need"),
+                (f"  up to {shown.clock(replaying.end)}; {shown.plain(replaying.cut)}", "text"),
+            ]
+        )
+    if session.trouble:
+        found.append(
+            [
+                (" ▲ RECORDING STOPPED ", "bad"),
+                (f"  {shown.plain(session.trouble)}; what was written is whole", "text"),
+            ]
+        )
     if link.state == "lost":
         found.append(
             [

@@ -68,6 +68,11 @@ KEYS: tuple[Key, ...] = (
     Key("window_longer", "right_square_bracket", "]", "longer window: 30 s to 60 min", "Time"),
     Key("pin", "P", "P", "pin this moment's spans to compare with, or let them go", "Time"),
     Key("mark", "m", "m", "drop a named mark", "Time", changes_engine=True),
+    Key("replay_back", "less_than_sign,shift+left", "<", "a picture back", "Replay", call="replay_step(-1)"),
+    Key("replay_on", "greater_than_sign,shift+right", ">", "a picture on", "Replay", call="replay_step(1)"),
+    Key("replay_slower", "minus", "-", "slower", "Replay", call="replay_speed(-1)"),
+    Key("replay_faster", "plus,equals_sign", "+", "faster", "Replay", call="replay_speed(1)"),
+    Key("replay_seek", "g", "g", "go to a time; Space plays and stands, Left and Right move", "Replay"),
     Key("cancel", "c,delete", "c", "cancel the sequence under the cursor", "Changes", changes_engine=True),
     Key("edit", "e", "e", "edit the flag under the cursor", "Changes", changes_engine=True),
     Key("drop", "backspace", "Bksp", "drop an edit", "Changes", changes_engine=True),
@@ -82,10 +87,17 @@ KEYS: tuple[Key, ...] = (
     Key("unset", "u", "u", "take the runtime value away", "Changes", changes_engine=True),
     Key("undo", "z", "z", "undo this console's last change", "Changes", changes_engine=True),
     Key("profile", "p", "p", "take over a profile's live flags", "Changes", changes_engine=True),
+    Key("demo", "L", "L", "start or stop a small demo load", "Changes", changes_engine=True),
     Key("export", "x", "x", "write the view to a file (CSV or JSON)", "Out"),
     Key("copy", "y", "y", "copy the row (OSC 52)", "Out"),
     Key("theme", "T", "T", "next theme", "Out"),
 )
+
+# For the footer of a replay, before the view's own.
+REPLAY_HINTS = (
+    ("freeze", "play"), ("history_back", "back"), ("replay_on", "step"), ("replay_faster", "faster"),
+    ("replay_seek", "go to"),
+)  # fmt: skip
 
 BY_ID: Mapping[str, Key] = {key.id: key for key in KEYS}
 

@@ -19,8 +19,9 @@ from .changes import Changes
 from .dialogs import Page
 from .export import write
 from .filter_field import FilterField
-from .keys import BY_ID, KEYS
+from .keys import BY_ID, KEYS, REPLAY_HINTS
 from .lines import Line, fit
+from .replay import Replay
 from .scene import SPANS, Scene
 from .store import Picture
 from .toasts import Toasts
@@ -50,6 +51,7 @@ class Main(Screen[None]):
         self._scene: Scene | None = None
         self._toasts = Toasts()
         self.changes = Changes(console, self)
+        self.replay = Replay(console, self)
         self._drawn: tuple[int, float] = (-1, 0.0)
         self.ticks = 0
 
@@ -84,8 +86,8 @@ class Main(Screen[None]):
 
     def draw(self, *, only_if_new: bool = False) -> None:
         """One picture, in one batch. Without news the clock alone is drawn, once a second."""
+        newest = self._owner.newest()
         now = self._owner.clock()
-        newest = self._owner.store.picture
         for toast in self._toasts.fresh(newest):
             self.notify(toast.text, title=toast.title, severity=toast.severity, markup=False)
         picture = self._frozen or newest
@@ -95,7 +97,13 @@ class Main(Screen[None]):
         if self._frozen is not None:
             now = picture.link.heard or now
         scene = Scene(
-            picture, SPANS[self._span], self._at, now, self._owner.ascii_text, self._frozen is not None
+            picture,
+            SPANS[self._span],
+            self._at,
+            now,
+            self._owner.ascii_text,
+            self._frozen is not None,
+            self._owner.session,
         ).carrying(self._scene)
         self._scene = scene
         width, height = self.size
@@ -145,9 +153,12 @@ class Main(Screen[None]):
 
     def _hints(self) -> list[tuple[str, str]]:
         viewer, chosen = self._owner.viewer, self._owner.keymap
+        first = dict(REPLAY_HINTS) if self._owner.player else {}
         return [
             (chosen.get(name, BY_ID[name].shown), word)
-            for name, word in self.view.hints
+            for name, word in (
+                first | {name: first.get(name, word) for name, word in self.view.hints}
+            ).items()
             if not (viewer and BY_ID[name].changes_engine)
         ]
 
@@ -230,8 +241,8 @@ class Main(Screen[None]):
     def action_palette(self) -> None:
         self.app.action_command_palette()
 
-    def action_quit(self) -> None:
-        self.app.exit()
+    async def action_quit(self) -> None:
+        await self._owner.action_quit()
 
     # -- tables ---------------------------------------------------------------------------------------------------
 
@@ -264,7 +275,9 @@ class Main(Screen[None]):
         self.draw()
 
     def action_last(self) -> None:
-        if self._at is not None:
+        if self._owner.player and self.view.table is None:
+            self.replay.to_end()
+        elif self._at is not None:
             self._at = None
         elif self.view.table:
             self.view.table.go(len(self.view.table.shown) - 1)
@@ -331,6 +344,9 @@ class Main(Screen[None]):
     # -- time -----------------------------------------------------------------------------------------------------
 
     def action_freeze(self) -> None:
+        if self._owner.player:
+            self.replay.toggle()
+            return
         self._frozen = self._owner.store.picture if self._frozen is None else None
         self.draw()
 
@@ -343,11 +359,15 @@ class Main(Screen[None]):
     def _travel(self, steps: int) -> None:
         """A tenth of the window at a time, a second at the least."""
         scene = self._scene
+        length = steps * max(1.0, SPANS[self._span] / 10)
+        if self._owner.player:
+            self.replay.move(length)
+            return
         if scene is None or not scene.picture.samples:
             self.tell("there is no history yet")
             return
         samples = scene.picture.samples
-        at = scene.end + steps * max(1.0, scene.span / 10)
+        at = scene.end + length
         self._at = None if at >= samples[-1].time else max(at, samples[0].time)
         self.draw()
 
@@ -365,6 +385,22 @@ class Main(Screen[None]):
         if self._scene is None or not self.view.pin(self._scene):
             self.tell("there is nothing to pin here")
         self.draw()
+
+    # -- a replay -------------------------------------------------------------------------------------------------
+
+    def passed_over(self) -> None:
+        """A replay was moved: what lies between is no news."""
+        self._toasts = Toasts()
+        self.draw()
+
+    def action_replay_step(self, by: int) -> None:
+        self.replay.step(by)
+
+    def action_replay_speed(self, by: int) -> None:
+        self.replay.faster(by)
+
+    def action_replay_seek(self) -> None:
+        self.replay.ask_where()
 
     # -- changes --------------------------------------------------------------------------------------------------
 
@@ -391,6 +427,9 @@ class Main(Screen[None]):
 
     def action_mark(self) -> None:
         self.changes.mark()
+
+    def action_demo(self) -> None:
+        self.changes.demo()
 
     # -- out ------------------------------------------------------------------------------------------------------
 

@@ -33,9 +33,13 @@ MOST_SEQUENCES = 20_000
 class Reader:
     """Fills the store from the engine at `path`. What it wants may be changed at any time."""
 
-    def __init__(self, path: Path, store: Store, *, hz: float, viewer: bool) -> None:
+    def __init__(
+        self, path: Path, store: Store, *, hz: float, viewer: bool, keeps_sequences: bool = False
+    ) -> None:
+        """`keeps_sequences`: ask for them once a second also while no view shows them."""
         self.wants_sequences = False
         self.wants_spans: float | None = None  # over so many seconds
+        self._keeps_sequences = keeps_sequences
         self._path = path
         self._store = store
         self._hz = hz
@@ -68,7 +72,7 @@ class Reader:
 
     def _follow(self, ask: Client, follow: Client) -> None:
         hello = attach(ask, self._store)
-        session = _Session(ask, self._store, hello)
+        session = _Session(ask, self._store, hello, self._keeps_sequences)
         for message in follow.stream(hz=self._hz, since=last_number(self._store.picture.events)):
             if self._stopped.is_set():
                 return
@@ -128,7 +132,8 @@ def _why_not(ask: Client, path: str) -> str:
 class _Session:
     """What is asked beside the stream, each at its own pace."""
 
-    def __init__(self, ask: Client, store: Store, hello: p.Hello) -> None:
+    def __init__(self, ask: Client, store: Store, hello: p.Hello, keeps_sequences: bool) -> None:
+        self._keeps_sequences = keeps_sequences
         self._ask = ask
         self._store = store
         self._host = HostReader(hello.pid, hello.device)
@@ -137,7 +142,7 @@ class _Session:
 
     def ask_what_is_due(self, sequences: bool, spans: float | None) -> None:
         store, now = self._store, time.monotonic()
-        if sequences:
+        if sequences or (self._keeps_sequences and now >= self._samples_due):
             store.put(sequences=self._ask.get("/v1/sequences", p.Sequences, limit=MOST_SEQUENCES))
         if spans is not None and (now >= self._spans_due or spans != self._spans_over):
             self._spans_due, self._spans_over = now + _SPANS_EVERY, spans

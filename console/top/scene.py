@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import zip_longest
 
 from ...engine.control import protocol as p
+from .session import NO_SESSION, Session
 from .store import Picture
 
 SPANS = (30.0, 60.0, 300.0, 900.0, 3600.0)
@@ -31,9 +32,9 @@ class Totals:
     step_seconds: float
     forward_seconds: float
     prompt_tokens: int
-    generation_tokens: int
-    prefix_queries: int
-    prefix_hits: int
+    generation_tokens: int | None  # None: the samples do not tell
+    prefix_queries: int | None
+    prefix_hits: int | None
     preemptions: int
     faults: int
     finished: int
@@ -42,20 +43,27 @@ class Totals:
     accepted: tuple[int, ...]
     latency: dict[str, p.Percentiles]
 
-    def count(self, number: int) -> int | None:
+    def count(self, number: int | None) -> int | None:
         """Without samples nothing was counted: that is not zero."""
         return number if self.seconds else None
 
-    def rate(self, number: int) -> float | None:
-        return number / self.seconds if self.seconds else None
+    def rate(self, number: int | None) -> float | None:
+        return number / self.seconds if self.seconds and number is not None else None
 
     def per_step(self, number: float) -> float | None:
         return number / self.steps if self.steps else None
 
 
-def totals(samples: Sequence[p.Sample], bounds: Sequence[float]) -> Totals:
+def totals(
+    samples: Sequence[p.Sample], bounds: Sequence[float], lacks: frozenset[str] = frozenset()
+) -> Totals:
+    """`lacks`: counts that the samples do not tell."""
+
     def add(name: str) -> int:
         return sum(getattr(sample, name) for sample in samples)
+
+    def known(name: str) -> int | None:
+        return None if name in lacks else add(name)
 
     return Totals(
         seconds=sum(sample.seconds for sample in samples),
@@ -65,9 +73,9 @@ def totals(samples: Sequence[p.Sample], bounds: Sequence[float]) -> Totals:
         step_seconds=sum(sample.step_seconds for sample in samples),
         forward_seconds=sum(sample.forward_seconds for sample in samples),
         prompt_tokens=add("prompt_tokens"),
-        generation_tokens=add("generation_tokens"),
-        prefix_queries=add("prefix_queries"),
-        prefix_hits=add("prefix_hits"),
+        generation_tokens=known("generation_tokens"),
+        prefix_queries=known("prefix_queries"),
+        prefix_hits=known("prefix_hits"),
         preemptions=add("preemptions"),
         faults=add("faults"),
         finished=add("finished"),
@@ -140,6 +148,7 @@ class Scene:
     now: float  # time.time()
     ascii_dots: bool = False
     frozen: bool = False
+    session: Session = NO_SESSION
 
     @property
     def end(self) -> float:
@@ -155,7 +164,7 @@ class Scene:
 
     @cached_property
     def totals(self) -> Totals:
-        return totals(self.window, self.picture.bounds)
+        return totals(self.window, self.picture.bounds, self.picture.lacks)
 
     @cached_property
     def model(self) -> StepModel | None:
@@ -176,8 +185,9 @@ class Scene:
         if snapshot is None:
             return None
         pages = snapshot.pages
+        reasons = snapshot.waiting_by_reason if snapshot.waiting_by_reason or not snapshot.waiting else None
         return Gauges(
-            snapshot.running, snapshot.waiting, snapshot.waiting_by_reason, float(snapshot.effective_batch),
+            snapshot.running, snapshot.waiting, reasons, float(snapshot.effective_batch),
             pages.used, pages.cached, pages.free,
         )  # fmt: skip
 

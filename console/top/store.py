@@ -45,6 +45,7 @@ class Picture:
     host: Host | None = None
     spans: s.SpanReport | p.NA | None = None  # None until asked
     allocator: str = ""
+    lacks: frozenset[str] = frozenset()  # what the samples do not tell, though they have a number for it
 
 
 class Store:
@@ -61,6 +62,11 @@ class Store:
     def put(self, **parts: Any) -> None:
         """Replace whole parts of the picture: flags, memory, host, sequences, spans, allocator."""
         self._put(**parts)
+
+    def show(self, picture: Picture) -> None:
+        """Put a picture of a replay in the place of the one before: its number rises all the same."""
+        with self._lock:
+            self.picture = replace(picture, number=self.picture.number + 1)
 
     def attached(self, hello: p.Hello, history: p.History, events: p.Events, now: float) -> None:
         """A connection stands. What is known of an earlier life of the engine goes: its counters were others."""

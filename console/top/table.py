@@ -117,7 +117,10 @@ class Table(Generic[R]):
         """The cursor's row among those shown. A row that went away leaves the cursor where it was."""
         if self._at_end and self.shown:
             return len(self.shown) - 1
-        for index, row in enumerate(self.shown):
+        last = self._last_place
+        if last < len(self.shown) and self._key(self.shown[last]) == self.cursor:
+            return last  # where it was: the search below is for rows that moved
+        for index, row in enumerate(self.shown if self.cursor is not None else ()):
             if self._key(row) == self.cursor:
                 self._last_place = index
                 return index

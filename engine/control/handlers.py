@@ -63,11 +63,14 @@ Handler = Callable[[Call], Coroutine[Any, Any, "msgspec.Struct | bytes"]]
 
 
 class Handlers:
-    def __init__(self, port: ControlPort, history: History, audit: Audit, recorder: str | p.NA) -> None:
+    def __init__(
+        self, port: ControlPort, history: History, audit: Audit, recorder: str | p.NA, api: str | p.NA
+    ) -> None:
         self._port = port
         self._history = history
         self._audit = audit
         self._recorder = recorder
+        self._api = api
         self._schema = msgspec.json.encode(openapi(port.info.version))
         self._snapshots: dict[tuple[float, bool], tuple[float, bytes]] = {}
         self._commanded = (
@@ -77,7 +80,7 @@ class Handlers:
     # -- reads ----------------------------------------------------------------------------------------------------
 
     async def hello(self, call: Call) -> p.Hello:
-        return views.hello(self._port, call.connection.peer, call.connection.role, self._recorder)
+        return views.hello(self._port, call.connection.peer, call.connection.role, self._recorder, self._api)
 
     async def schema(self, call: Call) -> bytes:
         return self._schema

@@ -57,6 +57,11 @@ def recording_path(name: str) -> Path:
     return state_folder() / f"{name}.rec"
 
 
+def log_path(name: str) -> Path:
+    """What an engine that `arc up` started in the background writes to its terminal."""
+    return state_folder() / f"{name}.log"
+
+
 def audit_path(name: str) -> Path:
     return state_folder() / f"{name}.audit.jsonl"
 

@@ -80,6 +80,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     uid: int  # of this connection's other end, as the kernel says
     capabilities: tuple[str, ...]
     recorder: str | NA  # the flight recorder's file
+    api: str | NA = NA("this engine does not say")  # the HTTP API's base, such as http://127.0.0.1:8000
 
 
 # -- queries: what may stand after the `?` ------------------------------------------------------------------------

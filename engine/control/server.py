@@ -32,14 +32,20 @@ _BY_ITSELF = ("reverted", "revert refused")  # events of the engine's own doing 
 class ControlServer:
     """Serves a port on bound sockets from `start` until `stop`."""
 
-    def __init__(self, port: ControlPort, listening: Listening, recorder: str | p.NA) -> None:
-        """`recorder`: the flight recorder's file, or why there is none."""
+    def __init__(
+        self,
+        port: ControlPort,
+        listening: Listening,
+        recorder: str | p.NA,
+        api: str | p.NA = p.NA("this engine serves no HTTP API"),  # noqa: B008  (frozen)
+    ) -> None:
+        """`recorder`: the flight recorder's file, `api`: the base of the HTTP API's address; or why there is none."""
         self._port = port
         self._listening = listening
         folder = paths.private_folder(paths.state_folder())
         self._audit = Audit(folder / f"{port.info.name}.audit.jsonl", port.events)
         self._history = History(port.counters, port.step_ring)
-        self._handlers = Handlers(port, self._history, self._audit, recorder)
+        self._handlers = Handlers(port, self._history, self._audit, recorder, api)
         self._streams = Streams(port, self._handlers)
         self._audited = port.events.last
         self._loop = asyncio.new_event_loop()

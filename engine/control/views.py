@@ -40,7 +40,7 @@ _CAPABILITIES = (
 )  # fmt: skip
 
 
-def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA) -> Hello:
+def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA, api: str | NA) -> Hello:
     info = port.info
     return Hello(
         protocol=PROTOCOL,
@@ -64,6 +64,7 @@ def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA) -> Hell
         uid=peer.uid,
         capabilities=_CAPABILITIES,
         recorder=recorder,
+        api=api,
     )
 
 

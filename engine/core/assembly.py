@@ -118,7 +118,8 @@ def assemble(
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
     counters = Counters()
     allocator = _allocator(counters.allocator, device)
-    kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype, allocator))
+    target = Target(device, dtype, settings.get_str("kernels.weights"), allocator)
+    kernels = resolve(settings.get_str("kernels.backend"), target)
     log.info("kernels: %s", _who_runs_what(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     dense: DenseCache | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from ..operations import Refusal, Target
 from . import library, operations
 from .decoder import NativeDecoder
-from .library import TYPES, Team
+from .library import INT4, INT8, TYPES, Team
 from .matrix import stored
 
 
@@ -43,7 +43,7 @@ class NativeBackend:
         kind = _OPERATIONS.get(operation)
         if kind is None:
             return Refusal(f"it has no {operation}")
-        return kind(self._threads(), stored(target.dtype))
+        return kind(self._threads(), _form(operation, target))
 
     def _threads(self) -> Team:
         if self._team is None:
@@ -51,6 +51,17 @@ class NativeBackend:
             assert not isinstance(loaded, str), "asked after `available`"
             self._team = Team(loaded, self._level or library.levels(loaded)[0])
         return self._team
+
+
+def _form(operation: str, target: Target) -> int:
+    """The format of an operation's weights. A head or a projection in int4 costs more than it saves: it is int8."""
+    match target.weights, operation:
+        case "int4", "gated_mlp" | "moe_experts":
+            return INT4
+        case "int4" | "int8", _:
+            return INT8
+        case _:
+            return stored(target.dtype)
 
 
 _OPERATIONS: dict[str, Callable[[Team, int], Any]] = {

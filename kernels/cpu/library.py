@@ -23,7 +23,7 @@ SECTION_NAMES = (
 )  # fmt: skip
 
 TYPES = {torch.bfloat16: 0, torch.float32: 1}
-BF16, F32, INT8 = range(3)  # enum Format
+BF16, F32, INT8, INT4 = range(4)  # enum Format
 
 
 class Structure(ctypes.Structure):
@@ -214,7 +214,8 @@ def load() -> ctypes.CDLL | str:
     library.arc_pool_delete.argtypes = [c_void_p]
     library.arc_matrix_bytes.argtypes = [c_int32, c_int32, c_int32]
     library.arc_matrix_bytes.restype = c_int64
-    library.arc_padded_columns.argtypes = [c_int32]
+    library.arc_matrix_scales.argtypes = [c_int32, c_int32, c_int32]
+    library.arc_matrix_scales.restype = c_int64
     library.arc_workspace.argtypes = [c_int32, c_int32, c_void_p]
     library.arc_workspace.restype = c_int64
     library.arc_run.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p]
@@ -255,5 +256,5 @@ class Team:
     def matrix_bytes(self, n: int, k: int, form: int) -> int:
         return self._library.arc_matrix_bytes(n, k, form)
 
-    def padded_columns(self, n: int) -> int:
-        return self._library.arc_padded_columns(n)
+    def matrix_scales(self, n: int, k: int, form: int) -> int:
+        return self._library.arc_matrix_scales(n, k, form)

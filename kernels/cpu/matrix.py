@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .library import BF16, F32, INT8, PACK, Gated, HeadMatrices, KvUp, Matrix, PackCall, Team
+from .library import BF16, F32, INT4, INT8, PACK, Gated, HeadMatrices, KvUp, Matrix, PackCall, Team
 
 _INNER = 32  # inner columns of gate and of up that stand together in one panel
 
@@ -48,8 +48,8 @@ def _pack_into(
     n, k = weight.shape
     held = [data]
     matrix = Matrix(data=data.data_ptr(), n=n, k=k, format=form)
-    if form == INT8:
-        scales = torch.ones(team.padded_columns(n), dtype=torch.float32)
+    if form in (INT8, INT4):
+        scales = torch.ones(team.matrix_scales(n, k, form))
         matrix.scales = scales.data_ptr()
         held.append(scales)
     if bias is not None:

@@ -20,10 +20,12 @@ class TorchBackend:
         return None
 
     def offer(self, operation: str, target: Target) -> Any:
+        if operation == "decoder":
+            return Refusal("it runs a step operation by operation")
+        if target.weights != "stored" and operation in ("linear", "gated_mlp", "moe_experts"):
+            return Refusal(f"it keeps weights as stored, not in {target.weights}")
         make = _WITH_BUFFERS.get(operation)
-        if make is not None:
-            return make(target.buffers)
-        return _PLAIN.get(operation, Refusal(f"torch runs {operation} operation by operation"))
+        return make(target.buffers) if make is not None else _PLAIN[operation]
 
 
 # The norms and rope have no form that writes into a given place, and the gate's results are small.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ....engine.control import protocol as p
 from ....engine.flags import Flag, Reach, Value, parse, show
 from ... import shown
+from .. import figures
 from ..lines import Line, Piece, clip, fit
 from ..scene import Scene
 from ..table import Column, Table
@@ -45,6 +46,7 @@ class Flags(View):
     def __init__(self) -> None:
         self.edits: dict[str, Value] = {}
         self._rows: tuple[Row, ...] = ()
+        self._changed_from = "the profile"
         columns: tuple[Column[Row], ...] = (
             Column("group", 9, self._group, lambda row: row.name, is_right=False),
             Column("flag", 15, lambda row: (row.name.partition(".")[2], "text"), _tail, is_right=False),
@@ -110,6 +112,9 @@ class Flags(View):
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         self.update(scene.picture.flags)
         self._table.arrange(self._rows)
+        hello = scene.picture.hello
+        if hello is not None and hello.profile == figures.UNKNOWN:  # a flight recorder's file
+            self._changed_from = "the start"
         detail = self._detail(width)
         table = self._table.lines(self._rows, width, height - len(detail))
         table += [fit([], width)] * (height - len(detail) - len(table))
@@ -158,7 +163,7 @@ class Flags(View):
 
     def note(self) -> str:
         changed = sum(row.changed for row in self._rows)
-        return f"◆ {changed} differ from the profile   {self._table.position()}"
+        return f"◆ {changed} differ from {self._changed_from}   {self._table.position()}"
 
     def click(self, x: int, y: int, width: int) -> None:
         if y == 0:

@@ -88,7 +88,7 @@ def rate(scene: Scene, width: int, height: int) -> list[Line]:
         fit_text,
     ]  # fmt: skip
     legend: Line = [("output, tok/s", "dim")]
-    return [*lines, *_plot(scene, width, height - len(lines), _output, legend=legend)]
+    return [*lines, *_plot(scene, width, height - len(lines), _output(scene), legend=legend)]
 
 
 _LATENCIES = (
@@ -388,9 +388,15 @@ def _admitted(samples: Samples) -> float | None:
     return sum(sample.admitted for sample in samples) / steps
 
 
-def _output(samples: Samples) -> float | None:
-    seconds = sum(sample.seconds for sample in samples)
-    return sum(sample.generation_tokens for sample in samples) / seconds if seconds else None
+def _output(scene: Scene) -> Callable[[Samples], float | None]:
+    def value(samples: Samples) -> float | None:
+        seconds = sum(sample.seconds for sample in samples)
+        return sum(sample.generation_tokens for sample in samples) / seconds if seconds else None
+
+    def unknown(samples: Samples) -> None:
+        return None
+
+    return unknown if "generation_tokens" in scene.picture.lacks else value
 
 
 def _used(samples: Samples) -> float | None:

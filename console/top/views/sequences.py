@@ -89,6 +89,8 @@ class Sequences(View):
         answer = scene.picture.sequences
         if scene.at is not None:
             return [fit([("  the engine keeps no past sequences: End goes back to now", "dim")], width)]
+        if answer is None and scene.session.replaying:
+            return [fit([("  this file keeps no sequences of this moment", "dim")], width)]
         if answer is None:
             return [fit([("  asking the engine", "dim")], width)]
         self._left_out = answer.total - len(answer.sequences)

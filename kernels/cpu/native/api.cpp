@@ -57,7 +57,7 @@ ARC_API int64_t arc_matrix_bytes(int32_t n, int32_t k, int32_t format) {
     return matrix_bytes(n, k, format);
 }
 
-ARC_API int32_t arc_padded_columns(int32_t n) { return padded_columns(n); }
+ARC_API int64_t arc_matrix_scales(int32_t n, int32_t k, int32_t format) { return matrix_scales(n, k, format); }
 
 ARC_API int64_t arc_workspace(int32_t operation, int32_t type, const void *call) {
     return workspace_bytes(operation, Type(type), call);

@@ -17,7 +17,7 @@ enum Format : int32_t { FORMAT_BF16 = 0, FORMAT_F32 = 1, FORMAT_INT8 = 2, FORMAT
 // A weight [n, k] in panels of columns (matrix.h). `bias` [n] or null.
 struct Matrix {
     const void *data;
-    const float *scales; // int8: [n padded]; int4: [groups, n padded]; else null
+    const float *scales; // int8 and int4: [groups, padded columns]; else null
     const float *bias;
     int32_t n, k;
     int32_t format;
@@ -242,7 +242,7 @@ void *arc_pool_new();
 void arc_pool_delete(void *pool);
 int64_t arc_workspace(int32_t operation, int32_t type, const void *call);
 int64_t arc_matrix_bytes(int32_t n, int32_t k, int32_t format);
-int32_t arc_padded_columns(int32_t n);
+int64_t arc_matrix_scales(int32_t n, int32_t k, int32_t format);
 // Runs a call on up to `threads` threads. Nothing is checked: library.py does.
 void arc_run(void *pool, int32_t threads, int32_t level, int32_t type, int32_t operation, void *call);
 }

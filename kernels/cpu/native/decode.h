@@ -8,43 +8,18 @@
 
 #pragma once
 
+#include "decode_dot.h"
+#include "decode_types.h"
 #include "product.h"
 
 namespace arc::ARC_LEVEL {
-
-constexpr int BLOCK = 32; // tokens whose scores are known before their values are read
-constexpr int CHUNK = 256;
-constexpr int GROUP = 16; // columns that are computed together
-
-inline int chunks(int length) { return (length + CHUNK - 1) / CHUNK; }
-
-// One row's places in the paged cache.
-struct Pages {
-    Pages(const Rows &rows, int row) : table(rows.tables + row * rows.stride), size(rows.page_size) {}
-    int64_t slot(int token) const { return table[token / size] * size + token % size; }
-    const int64_t *table;
-    int size;
-};
-
-// What is known of a group's columns after some tokens: the largest score, the sum of weights, the weighted sum of latents.
-struct Partial {
-    float *most; // [columns]
-    float *sums; // [columns]
-    float *out;  // [columns, stride]
-    int stride;
-};
 
 // Scores [count, GROUP] of the tokens of a block become weights; `partial` moves to the new largest score. scores are
 // scaled; the tokens at `visible[column]` and after it are hidden.
 inline void weigh(float *scores, int count, int first, const int *visible, Partial partial, int column, int used, float scale,
                   float *correction) {
     for (int i = 0; i < GROUP; i += LANES) {
-        alignas(64) float old[LANES], total[LANES];
-        for (int j = 0; j < LANES; ++j) {
-            old[j] = i + j < used ? partial.most[column + i + j] : 0;
-            total[j] = i + j < used ? partial.sums[column + i + j] : 0;
-        }
-        Floats before = load(old), most = before;
+        Floats before = load(partial.most + column + i), most = before;
         for (int t = 0; t < count; ++t) {
             float *row = scores + t * GROUP + i;
             Floats score = load(row) * scale;
@@ -55,7 +30,7 @@ inline void weigh(float *scores, int count, int first, const int *visible, Parti
             most = larger(load(row), most);
         }
         Floats held = most == -INFINITY ? Floats{} : most; // nothing seen yet: every weight is 0
-        Floats moved = exponential(before - held), sum = load(total) * moved;
+        Floats moved = exponential(before - held), sum = load(partial.sums + column + i) * moved;
         for (int t = 0; t < count; ++t) {
             float *row = scores + t * GROUP + i;
             Floats weight = exponential(load(row) - held);
@@ -63,18 +38,16 @@ inline void weigh(float *scores, int count, int first, const int *visible, Parti
             sum += weight;
         }
         store(correction + i, moved);
-        for (int j = 0; j < LANES && i + j < used; ++j) {
-            partial.most[column + i + j] = most[j];
-            partial.sums[column + i + j] = sum[j];
-        }
+        store(partial.most + column + i, most);
+        store(partial.sums + column + i, sum);
     }
 }
 
 // q [columns, width] against tokens [first, last) of one row. visible [columns]: how many of the row's tokens each sees.
 template <typename T>
-inline void attend(const T *q, int columns, const T *cache, int width, Pages pages, int first, int last, const int *visible,
-                   float scale, Partial partial, Scratch &scratch) {
-    int groups = (columns + GROUP - 1) / GROUP, wide = int(round_up(width, NARROW));
+inline void attend(const T *q, int columns, const T *cache, int width, int, Pages pages, int first, int last,
+                   const int *visible, float scale, Partial partial, Scratch &scratch) {
+    int groups = (columns + GROUP - 1) / GROUP, wide = int(round_up(width, 32));
     float *panels = scratch.take<float>(size_t(groups) * width * GROUP);
     for (int g = 0; g < groups; ++g) {
         float *panel = panels + int64_t(g) * width * GROUP;
@@ -84,11 +57,7 @@ inline void attend(const T *q, int columns, const T *cache, int width, Pages pag
             for (int i = 0; i < width; ++i) panel[i * GROUP + j] = column < columns ? widen(from[i]) : 0;
         }
     }
-    for (int c = 0; c < columns; ++c) {
-        partial.most[c] = -INFINITY;
-        partial.sums[c] = 0;
-        for (int i = 0; i < partial.stride; ++i) partial.out[int64_t(c) * partial.stride + i] = 0;
-    }
+    partial.clear(columns);
     float *block_rows = scratch.take<float>(size_t(BLOCK) * wide);
     float *scores = scratch.take<float>(BLOCK * GROUP);
     alignas(64) float correction[GROUP];
@@ -133,19 +102,6 @@ inline void attend(const T *q, int columns, const T *cache, int width, Pages pag
         }
     }
 }
-
-// The partials of a row's chunks, one after the other in memory.
-struct Partials {
-    float *base;
-    int columns, rank;
-    int stride() const { return int(round_up(rank, NARROW)); }
-    static int64_t floats(int columns, int rank) { return round_up(int64_t(columns) * (round_up(rank, NARROW) + 2), 16); }
-    Partial part(int chunk) const {
-        float *out = base + chunk * floats(columns, rank);
-        float *most = out + int64_t(columns) * stride();
-        return {most, most + columns, out, stride()};
-    }
-};
 
 // One column's result out of all chunks, each weighed by how far its largest score is below the largest of all.
 template <typename T> inline void merge(const Partials &partials, int parts, int column, T *out) {

@@ -2,8 +2,8 @@
 //
 // A column of y = x W^T is a row of the weight [n, k]. A panel holds its columns' weights for k = 0, then for k = 1, ..., so
 // that a product reads it from start to end, once. bf16 is stored in pairs (k, k + 1) of one column, which is what the
-// processor's bf16 dot product multiplies: [k / 2][columns][2]. fp32 and int8 are [k][columns]. Columns past n and an odd
-// last k are zeros.
+// processor's bf16 dot product multiplies: [k / 2][columns][2]. fp32 and int8 are [k][columns], int4 [k / 2][columns] with the
+// even k in the lower half of each byte. Columns past n, and what is past k, are zeros.
 //
 // The layout is the same for all instruction sets.
 
@@ -41,11 +41,7 @@ inline Panel panel(int n, int number) {
 
 // k as stored.
 inline int padded_depth(int k, int format) {
-    switch (format) {
-    case FORMAT_BF16: return (k + 1) / 2 * 2;
-    case FORMAT_INT4: return (k + INT4_GROUP - 1) / INT4_GROUP * INT4_GROUP;
-    default: return k;
-    }
+    return format == FORMAT_F32 ? k : (k + 1) / 2 * 2;
 }
 
 // Bytes of `values` values, which is even for int4.
@@ -60,6 +56,12 @@ inline int64_t stored_bytes(int64_t values, int format) {
 
 inline int64_t matrix_bytes(int n, int k, int format) {
     return stored_bytes(int64_t(padded_columns(n)) * padded_depth(k, format), format);
+}
+
+// Scales of an int8 or int4 weight: [groups][padded columns].
+inline int64_t matrix_scales(int n, int k, int format) {
+    int groups = format == FORMAT_INT4 ? (k + INT4_GROUP - 1) / INT4_GROUP : format == FORMAT_INT8 ? 1 : 0;
+    return int64_t(groups) * padded_columns(n);
 }
 
 inline int64_t panel_offset(const Matrix &matrix, Panel panel) {

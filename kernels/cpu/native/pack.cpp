@@ -23,6 +23,16 @@ template <typename In> struct Source {
     const In *at(int n, int k) const { return weight + n * row + k * column; }
 };
 
+// Weights [first, last) of a column as whole numbers up to `most`, symmetrically: the largest of them becomes `most`.
+template <typename In, class Put>
+void quantise(const Source<In> &from, int column, int first, int last, int most, const Matrix &matrix, Put &&put) {
+    float largest = 0;
+    for (int i = first; i < last; ++i) largest = std::max(largest, std::fabs(as_float(from.at(column, i))));
+    float scale = largest > 0 ? largest / float(most) : 1;
+    for (int i = first; i < last; ++i) put(i, int(std::lrint(as_float(from.at(column, i)) / scale)));
+    const_cast<float *>(matrix.scales)[int64_t(first / INT4_GROUP) * padded_columns(matrix.n) + column] = scale;
+}
+
 template <typename In> void pack_panel(const Source<In> &from, const Matrix &matrix, Panel panel) {
     int k = matrix.k;
     char *data = static_cast<char *>(const_cast<void *>(matrix.data)) + panel_offset(matrix, panel);
@@ -40,19 +50,18 @@ template <typename In> void pack_panel(const Source<In> &from, const Matrix &mat
             for (int i = 0; i < k; ++i) to[i * panel.width + j] = as_float(from.at(column, i));
             break;
         }
-        case FORMAT_INT8: {
-            // Symmetric, one scale a column: the largest weight becomes 127.
-            float most = 0;
-            for (int i = 0; i < k; ++i) most = std::max(most, std::fabs(as_float(from.at(column, i))));
-            float scale = most > 0 ? most / 127 : 1;
-            auto *to = reinterpret_cast<int8_t *>(data);
-            for (int i = 0; i < k; ++i) {
-                to[i * panel.width + j] = int8_t(std::lrint(as_float(from.at(column, i)) / scale));
-            }
-            const_cast<float *>(matrix.scales)[column] = scale;
+        case FORMAT_INT8: quantise(from, column, 0, k, 127, matrix, [&](int i, int value) {
+                reinterpret_cast<int8_t *>(data)[i * panel.width + j] = int8_t(value);
+            });
             break;
-        }
-        default: break;
+        default:
+            for (int first = 0; first < k; first += INT4_GROUP) {
+                int last = std::min(k, first + INT4_GROUP);
+                quantise(from, column, first, last, 7, matrix, [&](int i, int value) {
+                    auto *byte = reinterpret_cast<uint8_t *>(data) + i / 2 * panel.width + j;
+                    *byte = uint8_t(*byte | (value & 15) << (i % 2 * 4));
+                });
+            }
         }
     }
 }

@@ -37,12 +37,6 @@ struct ReadPairs {
     }
 };
 
-struct ReadBytes {
-    static constexpr int STEP = 1;
-    typedef int8_t Value;
-    static void read(const int8_t *from, Floats *values) { values[0] = load(from); }
-};
-
 // c[r][0 .. V * LANES) (+)= sum over k of a[r][k * A_STEP] * B[k][...]. B's rows (of STEP values of k) are `stride` values apart.
 // a has k values a row, or one zero more where STEP asks for it.
 template <class B, int R, int V, bool ADD, int A_STEP = 1>
@@ -178,7 +172,7 @@ inline void times(const bf16 *const *a, int rows, int k, const uint32_t *b, int6
 #endif
 }
 
-// c[rows][WIDE] = a times one panel of a weight of any format.
+// c[rows][WIDE] = a times one panel of a weight in bf16 or fp32.
 template <typename T>
 inline void times_panel(const T *const *a, int rows, const Matrix &matrix, Panel panel, float *c, Scratch &scratch) {
     const char *data = static_cast<const char *>(matrix.data) + panel_offset(matrix, panel);
@@ -196,15 +190,71 @@ inline void times_panel(const T *const *a, int rows, const Matrix &matrix, Panel
     } else {
         widen_rows(a, rows, k, scratch.take<float>(size_t(widened_size(k))), wide);
     }
-    if (matrix.format == FORMAT_F32) {
-        auto *values = reinterpret_cast<const float *>(data);
-        with_rows(rows, [&](auto r) { column_blocks<ReadFloats, r, false>(wide, k, values, panel.width, c, WIDE, panel.width); });
-    } else {
-        auto *values = reinterpret_cast<const int8_t *>(data);
-        with_rows(rows, [&](auto r) { column_blocks<ReadBytes, r, false>(wide, k, values, panel.width, c, WIDE, panel.width); });
-        for (int r = 0; r < rows; ++r) {
-            for (int i = 0; i < panel.width; i += LANES) {
-                store(c + r * WIDE + i, load(c + r * WIDE + i) * load(matrix.scales + panel.column + i));
+    auto *values = reinterpret_cast<const float *>(data);
+    with_rows(rows, [&](auto r) { column_blocks<ReadFloats, r, false>(wide, k, values, panel.width, c, WIDE, panel.width); });
+}
+
+// Whole numbers of int8 and int4 weights, `depth` values of k from `first` on, as a panel of the model's own type.
+inline void whole_numbers(const int8_t *from, int k, int stride, Floats *two) {
+    two[0] = load(from + k * stride);
+    two[1] = load(from + (k + 1) * stride);
+}
+inline void nibbles(const int8_t *from, int k, int stride, Floats *two) {
+    Bytes bytes;
+    std::memcpy(&bytes, from + k / 2 * stride, sizeof bytes);
+    Ints both = __builtin_convertvector(bytes, Ints);
+    two[0] = __builtin_convertvector((both << 28) >> 28, Floats);
+    two[1] = __builtin_convertvector(both >> 4, Floats);
+}
+inline void put_pair(const Floats *two, float *to, int stride, int k) {
+    store(to + k * stride, two[0]);
+    store(to + (k + 1) * stride, two[1]);
+}
+inline void put_pair(const Floats *two, uint32_t *to, int stride, int k) {
+    Words both = ((Words)two[0] >> 16) | ((Words)two[1] & 0xffff0000u); // exact: they have 7 bits at most
+    std::memcpy(to + k / 2 * stride, &both, sizeof both);
+}
+template <typename Value>
+inline void unpack_numbers(const char *data, int format, int first, int depth, int width, Value *to) {
+    auto *from = reinterpret_cast<const int8_t *>(data) + int64_t(first) * width / (format == FORMAT_INT4 ? 2 : 1);
+    for (int k = 0; k < depth; k += 2) {
+        for (int i = 0; i < width; i += LANES) {
+            Floats two[2];
+            if (format == FORMAT_INT4) nibbles(from + i, k, width, two);
+            else whole_numbers(from + i, k, width, two);
+            put_pair(two, to + i, width, k);
+        }
+    }
+}
+
+constexpr int INT8_DEPTH = 128; // values of k unpacked at once: a panel of them fits the first cache
+
+// c[rows][WIDE] = a times one panel of whole numbers, times their scales: one a column for int8, one a column and
+// INT4_GROUP values of k for int4. a [count] rows; the numbers are unpacked once for all of them.
+template <typename T>
+inline void times_numbers(const T *const *a, int count, const Matrix &matrix, Panel panel, float *c, Scratch &scratch) {
+    const char *data = static_cast<const char *>(matrix.data) + panel_offset(matrix, panel);
+    bool groups = matrix.format == FORMAT_INT4;
+    int step = groups ? INT4_GROUP : INT8_DEPTH, width = panel.width;
+    auto *numbers = scratch.take<typename Stored<T>::Value>(size_t(step) * WIDE);
+    alignas(64) float part[TILE_ROWS * WIDE];
+    for (int first = 0; first < matrix.k; first += step) {
+        int depth = min(step, matrix.k - first);
+        unpack_numbers(data, matrix.format, first, depth, width, numbers);
+        const float *scales =
+            matrix.scales + (groups ? int64_t(first / INT4_GROUP) * padded_columns(matrix.n) : 0) + panel.column;
+        Tiles tiles(count);
+        for (int tile = 0; tile < tiles.count; ++tile) {
+            int start = tiles.start(tile), rows = tiles.start(tile + 1) - start;
+            const T *at[TILE_ROWS];
+            for (int r = 0; r < rows; ++r) at[r] = a[start + r] + first;
+            times<false>(at, rows, depth, numbers, width, part, WIDE, width, scratch);
+            for (int r = 0; r < rows; ++r) {
+                float *to = c + (start + r) * WIDE;
+                for (int i = 0; i < width; i += LANES) {
+                    Floats sum = load(part + r * WIDE + i) * load(scales + i);
+                    store(to + i, first == 0 ? sum : load(to + i) + sum);
+                }
             }
         }
     }
@@ -214,6 +264,21 @@ inline void times_panel(const T *const *a, int rows, const Matrix &matrix, Panel
 template <typename T, class RowOf, class Sums>
 inline void panel_product(int count, const Matrix &matrix, int number, Scratch &scratch, RowOf &&row_of, Sums &&sums) {
     Panel columns = panel(matrix.n, number);
+    auto give = [&](int row, float *c) {
+        if (matrix.bias != nullptr) {
+            lanes(columns.used, [&](int, auto get, auto put) { put(c, get(c) + get(matrix.bias + columns.column)); });
+        }
+        sums(row, c);
+    };
+    Scratch::Hold hold(scratch);
+    if (matrix.format == FORMAT_INT8 || matrix.format == FORMAT_INT4) {
+        const T **a = scratch.take<const T *>(size_t(count));
+        float *c = scratch.take<float>(size_t(count) * WIDE);
+        for (int i = 0; i < count; ++i) a[i] = row_of(i);
+        times_numbers(a, count, matrix, columns, c, scratch);
+        for (int i = 0; i < count; ++i) give(i, c + i * WIDE);
+        return;
+    }
     alignas(64) float c[TILE_ROWS * WIDE];
     Tiles tiles(count);
     for (int tile = 0; tile < tiles.count; ++tile) {
@@ -221,13 +286,7 @@ inline void panel_product(int count, const Matrix &matrix, int number, Scratch &
         const T *a[TILE_ROWS];
         for (int r = 0; r < rows; ++r) a[r] = row_of(start + r);
         times_panel(a, rows, matrix, columns, c, scratch);
-        for (int r = 0; r < rows; ++r) {
-            float *row = c + r * WIDE;
-            if (matrix.bias != nullptr) {
-                lanes(columns.used, [&](int, auto get, auto put) { put(row, get(row) + get(matrix.bias + columns.column)); });
-            }
-            sums(start + r, row);
-        }
+        for (int r = 0; r < rows; ++r) give(start + r, c + r * WIDE);
     }
 }
 

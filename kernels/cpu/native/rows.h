@@ -67,7 +67,7 @@ inline void decode_item(const DecodeItems &items, int item, const Rows &rows, co
     bool whole = items.partials[row] == nullptr;
     float *own = whole ? scratch.take<float>(size_t(Partials::floats(columns, rank))) : nullptr;
     Partials partials{whole ? own : items.partials[row], columns, rank};
-    attend(q + start * width, columns, cache, width, Pages(rows, row), first, last, visible, scale,
+    attend(q + start * width, columns, cache, width, rank, Pages(rows, row), first, last, visible, scale,
            partials.part(whole ? 0 : chunk), scratch);
     for (int c = 0; whole && c < columns; ++c) merge(partials, 1, c, out + (start + c) * rank);
 }

@@ -89,6 +89,23 @@ def test_on_a_terminal_it_draws_takes_keys_and_leaves_it_as_it_was(engine: Engin
     assert b"Traceback" not in terminal.output
 
 
+def test_what_a_killed_console_recorded_is_replayed(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "seen.top"
+    engine.engine.submit(1_000_000, "long")
+    terminal = Terminal("top", "--record", str(path))
+    terminal.read_until("● rec")
+    terminal.read_until("● serving")
+    os.kill(terminal.pid, signal.SIGKILL)
+    assert terminal.wait() == -signal.SIGKILL
+    terminal = Terminal("replay", str(path))
+    terminal.read_until("◀ replaying")
+    terminal.read_until("THE FILE IS NOT WHOLE")
+    terminal.write("2>>>>")
+    terminal.read_until("● running")
+    terminal.write("q")
+    assert terminal.wait() == 0
+
+
 def test_without_a_terminal_it_says_what_to_use(engine: Engine) -> None:
     done = subprocess.run(
         [*ARC, "top"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False

@@ -26,6 +26,7 @@ def test_every_total_is_the_sum_over_the_window() -> None:
     names = {field for field in totals.__dataclass_fields__ if field not in ("latency",)}
     for name in names:
         assert getattr(totals, name) == pytest.approx(sum(getattr(each, name) for each in inside)), name
+    assert totals.generation_tokens is not None
     assert totals.rate(totals.generation_tokens) == pytest.approx(totals.generation_tokens / totals.seconds)
 
 

@@ -33,7 +33,7 @@ def both(dtype: torch.dtype, run: Any) -> None:
     made = pool()
     plain = run(resolve("torch", Target(CPU, dtype)))
     for _ in range(2):
-        pooled = run(resolve("torch", Target(CPU, dtype, made)))
+        pooled = run(resolve("torch", Target(CPU, dtype, buffers=made)))
         assert all(torch.equal(one, two) for one, two in zip(plain, pooled, strict=True))
         del pooled
         made.end_step()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from arc.kernels import Refusal, Target, resolve
+from arc.kernels import KernelError, Refusal, Target, resolve
 from arc.kernels.cpu import NativeBackend, library
 from arc.kernels.dispatch import OPERATIONS, KernelSet
 from arc.kernels.reference import BACKEND as TORCH
@@ -214,6 +214,45 @@ def test_experts(ops, dtype, experts, shared, tokens):
         want += mlp(x.double(), extra)
     assert got.dtype == dtype
     near(got, want, dtype)
+
+
+def rounded(weight: torch.Tensor, weights: str) -> torch.Tensor:
+    """weight [n, k] as int8 or int4 keep it: the nearest multiple of a column's, or a group of 32 values', scale."""
+    most, group = (127, weight.shape[1]) if weights == "int8" else (7, 32)
+    parts = []
+    for part in weight.float().split(group, dim=1):
+        scale = part.abs().amax(1, keepdim=True) / most
+        parts.append((part / scale.clamp(min=1e-30)).round() * scale)
+    return torch.cat(parts, dim=1).double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("size", [(1, 64, 96), (7, 300, 50), (40, 129, 20), (9, 33, 70)], ids=str)
+def test_whole_number_weights(level, dtype, weights, size):
+    """Beside their own rounding, which is the definition, nothing is lost: they are multiplied exactly."""
+    tokens, hidden, inner = size
+    ops = resolve("native", Target(CPU, dtype, weights), (NativeBackend(level), TORCH))
+    x, (gate_up, down) = torch.randn(tokens, hidden).to(dtype), gated(inner, hidden, dtype)
+    down[3] = 0  # a column without a scale
+    bias = torch.randn(hidden).to(dtype)
+    y = torch.randn(tokens, inner).to(dtype)
+    want = y.double() @ rounded(down, "int8").T + bias.double()
+    near(ops.linear(y, ops.linear.pack(down, bias)), want, dtype)
+    kept = torch.stack([rounded(part, weights) for part in gate_up]), rounded(down, weights)
+    near(ops.gated_mlp(x, ops.gated_mlp.pack(gate_up, down)), mlp(x.double(), kept), dtype)
+    packed = ops.moe_experts.pack(iter([(gate_up, down)] * 3), 3, (gate_up, down), 2)
+    indices = torch.rand(tokens, 3).topk(2).indices
+    got = ops.moe_experts(x, torch.full((tokens, 2), 0.5), indices, packed)
+    near(got, 2 * mlp(x.double(), kept), dtype)
+
+
+def test_nobody_keeps_weights_otherwise_than_asked():
+    with pytest.raises(
+        KernelError, match=r"no backend runs linear .*torch: it keeps weights as stored, not in int8"
+    ):
+        resolve("torch", Target(CPU, torch.float32, "int8"))
 
 
 class Paged:
