@@ -87,6 +87,8 @@ def layer_values(draw: st.DrawFn) -> dict[str, Value]:
     for name in names:
         if name == "sched.max_step_tokens":
             values[name] = draw(st.integers(4096, 1 << 20))
+        elif name == "cache.layout":
+            values[name] = "paged"  # dense demands another flag's value
         elif name in ("sched.prefill_chunk", "sched.max_running"):
             values[name] = draw(st.integers(1, 512))
         elif name == "http.host":
