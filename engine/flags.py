@@ -167,6 +167,14 @@ _DECLARED: tuple[Flag, ...] = (
         "admit nothing; running sequences go on",
         LIVE, danger="requests wait until it is off again, then are refused once sched.max_waiting is reached",
     ),
+    # speculation
+    Flag(
+        "spec.depth", "int", 0,
+        "tokens that the model's own prediction layer drafts for each row and the next step verifies; 0 drafts none",
+        LIVE, unit="tokens", low=0, high=4,
+        danger="raised from 0, only sequences that begin then have drafts: of those that run, and of prefixes cached "
+        "before, the prediction layer's latents are missing; such prefixes are computed again",
+    ),
     # the KV cache
     Flag(
         "cache.prefix", "bool", True,
@@ -183,6 +191,17 @@ _DECLARED: tuple[Flag, ...] = (
         "cache.page_size", "int", 32,
         "tokens in one KV page",
         RESTART, unit="tokens", choices=(8, 16, 32, 64, 128),
+    ),
+    Flag(
+        "cache.layout", "choice", "paged",
+        "paged: latents lie in pages; dense: in one tensor a layer and batch, rows front-aligned, kept for comparison",
+        RESTART, choices=("paged", "dense"),
+    ),
+    Flag(
+        "cache.dead_prefix", "choice", "mask",
+        "in the dense layout, what lies before a shorter row's first token is masked, or stripped off: then every step "
+        "puts the batch together and takes it apart again",
+        LIVE, choices=("mask", "strip"),
     ),
     Flag(
         "cache.memory_mib", "int", "auto",
@@ -437,4 +456,9 @@ def check_together(values: Mapping[str, Value]) -> list[FlagError]:
         if values[small] > values[large]:  # pyright: ignore[reportOperatorIssue]  # both are ints by declaration
             message = f"{small} is {values[small]} but {large} is {values[large]}: {why}"
             errors.append(FlagError(small, FlagReason.CONFLICT, message, related=(large,)))
+    if values["cache.layout"] == "dense" and values["cache.prefix"]:
+        message = (
+            "cache.prefix is on but cache.layout is dense: its rows share no prefix; set cache.prefix = off"
+        )
+        errors.append(FlagError("cache.prefix", FlagReason.CONFLICT, message, related=("cache.layout",)))
     return errors

@@ -100,8 +100,9 @@ class Status(enum.StrEnum):
 class Sequence:
     """The engine's state of one request.
 
-    Invariants: `computed` <= len(tokens); the KV of tokens[:computed] is in `pages`; a sequence that is not RUNNING
-    has no pages and computed = 0. A decode row is a RUNNING sequence with exactly one token left to compute.
+    Invariants: `predicted` <= `computed` <= len(tokens); the KV of tokens[:computed] is in `pages`, and that of the
+    prediction layer for tokens[:predicted]; a sequence that is not RUNNING has no pages, no drafts and computed = 0. A
+    decode row is a RUNNING sequence with exactly one token left to compute.
     """
 
     number: int  # unique in this engine's life, ascending by arrival
@@ -112,8 +113,12 @@ class Sequence:
     wait_reason: WaitReason | None = WaitReason.QUEUED
     computed: int = 0
     pages: list[int] = field(default_factory=list)  # append-only while RUNNING
+    predicted: int = 0
+    drafts: tuple[int, ...] = ()  # tokens proposed to follow the last one; the next step verifies them
     cached_prefix: int = 0  # prompt tokens taken from the prefix cache at the first admission
     preemptions: int = 0
+    drafted: int = 0  # drafts verified so far
+    accepted: int = 0  # of these, drafts that were right
     finish: Finish | None = None
     # times, time.monotonic() seconds; None until it happened
     admitted_at: float | None = None

@@ -60,6 +60,9 @@ def _now(snapshot: p.Snapshot) -> list[str]:
         f"KV pages   {pages.used} used   {pages.cached} cached   {pages.free} free   of {pages.total}",
         f"last step  {_last_step(snapshot)}",
     ]
+    depth = snapshot.speculation.depth
+    if isinstance(depth, int) and depth:
+        lines.append(f"speculation  depth {depth}")
     if snapshot.age > 1:
         lines.append(
             f"these are {shown.seconds(snapshot.age)} old: the engine has come to no step border since"
@@ -95,6 +98,16 @@ def _window(snapshot: p.Snapshot) -> list[str]:
     if window.prefix_queries:
         share = 100 * window.prefix_hits / window.prefix_queries
         rates.append(f"prefix hit {share:.1f} % of {window.prefix_queries:,} tokens")
+    if drafted := sum(window.drafted):
+        by_place = " ".join(
+            f"{100 * right / count:.0f}"
+            for right, count in zip(window.accepted, window.drafted, strict=True)
+            if count
+        )
+        per_row = 1 + sum(window.accepted) / window.draft_rows
+        rates.append(
+            f"{per_row:.2f} tokens a speculating row, {by_place} % of {drafted:,} drafts right by place"
+        )
     if window.preemptions:
         rates.append(f"{window.preemptions} preempted")
     if window.faults:

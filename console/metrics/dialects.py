@@ -72,8 +72,8 @@ VLLM = Dialect(
         "prefix_hits": _named("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
         "preemptions": _named("vllm:num_preemptions_total"),
         "finished": _named("vllm:request_success_total"),
-        "drafted": _named("vllm:spec_decode_num_draft_tokens_total"),
-        "accepted": _named("vllm:spec_decode_num_accepted_tokens_total"),
+        "draft_tokens": _named("vllm:spec_decode_num_draft_tokens_total"),
+        "accepted_tokens": _named("vllm:spec_decode_num_accepted_tokens_total"),
     },
     latencies={
         "first_token": ("vllm:time_to_first_token_seconds",),
@@ -142,7 +142,11 @@ ARC = Dialect(
         "revision": _named("arc:config_revision"),
     },
     counters={
-        **{name: picks for name, picks in VLLM.counters.items() if name not in ("drafted", "accepted")},
+        **{
+            name: picks
+            for name, picks in VLLM.counters.items()
+            if name not in ("draft_tokens", "accepted_tokens")
+        },
         "steps": _named("arc:steps_total"),
         "step_seconds": _named("arc:step_seconds_total"),
         "forward_seconds": (Pick("arc:step_seconds_total", "part", ("forward",)),),

@@ -11,7 +11,7 @@ from .reading import Cumulative, Reading
 
 COUNTS = (
     "steps", "rows", "admitted", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits", "preemptions",
-    "finished", "faults", "drafted", "accepted",
+    "finished", "faults", "draft_tokens", "accepted_tokens",
 )  # fmt: skip
 
 
@@ -38,10 +38,13 @@ class PageSample(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int | None
     finished: int | None
     faults: int | None
-    drafted: int | None
-    accepted: int | None
+    draft_tokens: int | None
+    accepted_tokens: int | None
     buckets: dict[str, dict[int, int]]
-    allocator: AllocatorCounts | None = None  # not read off a page
+    allocator: AllocatorCounts | None  # never read off a page, nor what follows
+    draft_rows: int | None
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +128,14 @@ def _sample(before: Reading, after: Reading, known: set[str], seconds: float, wa
         pages_cached=gauge("cached"),
         pages_free=gauge("free"),
         share=after.gauges.get("share"),
-        **counts,
         step_seconds=risen("step_seconds"),
         forward_seconds=risen("forward_seconds"),
+        **counts,
         buckets=_buckets(before, after, known),
         allocator=None,
+        draft_rows=None,
+        drafted=(),
+        accepted=(),
     )
 
 

@@ -7,9 +7,10 @@ All of a scene's numbers are over the same window, which ends at the newest samp
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from operator import attrgetter
 
 from ...engine.control import protocol as p
@@ -39,6 +40,9 @@ class Totals:
     preemptions: float | None
     faults: float | None
     finished: float | None
+    draft_rows: float | None
+    drafted: tuple[int, ...]  # by place
+    accepted: tuple[int, ...]
     latency: dict[str, p.Percentiles]
     allocator: p.AllocatorCounts | None  # None: nothing is known of it in the window
 
@@ -81,9 +85,16 @@ def totals(
         preemptions=add("preemptions"),
         faults=add("faults"),
         finished=add("finished"),
+        draft_rows=add("draft_rows"),
+        drafted=_by_place(sample.drafted for sample in samples),
+        accepted=_by_place(sample.accepted for sample in samples),
         latency=latencies(samples, bounds, own or {}),
         allocator=allocator_counts(samples),
     )
+
+
+def _by_place(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 def allocator_counts(samples: Sequence[Sample]) -> p.AllocatorCounts | None:

@@ -20,7 +20,7 @@ from .allocator_messages import AllocatorState
 from .changes import Pending
 from .commands import Command
 from .events import EventLog
-from .protocol import NA, Graphs, Instruments, MemoryPart, Pages, SequenceView
+from .protocol import NA, Graphs, Instruments, MemoryPart, Pages, SequenceView, Speculation
 from .span_messages import SpanReport, Trace
 
 
@@ -36,6 +36,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     pages: Pages
     draining: bool
     sequences: tuple[SequenceView, ...]  # running ones first, each group by arrival
+    speculation: Speculation
     allocator: AllocatorState | None = None
 
 

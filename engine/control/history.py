@@ -38,6 +38,7 @@ _COUNTED = (
     "preemptions",
     "recomputed_tokens",
     "faults",
+    "draft_rows",
 )
 _ALLOCATOR_COUNTED = ("hits", "misses", "allocated", "freed", "evictions", "bypassed")
 
@@ -53,6 +54,8 @@ class Reading:
     step_seconds: float
     forward_seconds: float
     counted: dict[str, int]
+    drafted: tuple[int, ...]  # by place
+    accepted: tuple[int, ...]
     finished: dict[str, int]
     buckets: dict[str, array[int]]
     allocator: AllocatorCounts | None
@@ -81,6 +84,8 @@ class Reader:
             admitted=self._admitted,
             step_seconds=self._step_seconds,
             forward_seconds=self._forward_seconds,
+            accepted=tuple(counters.accepted),  # before the drafted, as the hits before the queries
+            drafted=tuple(counters.drafted),
             counted={name: getattr(counters, name) for name in _COUNTED},
             finished={reason.value: count for reason, count in counters.finished.items()},
             buckets={name: _counts(getattr(counters, field)) for name, field in _LATENCIES.items()},
@@ -149,9 +154,15 @@ def interval(start: Reading, end: Reading) -> Interval:
         forward_seconds=end.forward_seconds - start.forward_seconds,
         finished={name: count - start.finished[name] for name, count in end.finished.items()},
         latency=latency,
+        drafted=_difference(end.drafted, start.drafted),
+        accepted=_difference(end.accepted, start.accepted),
         allocator=_allocator_between(start.allocator, end.allocator),
         **{name: end.counted[name] - start.counted[name] for name in _COUNTED},
     )
+
+
+def _difference(end: tuple[int, ...], start: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(now - then for now, then in zip(end, start, strict=True))
 
 
 class History:
@@ -232,5 +243,8 @@ def _sample(start: Reading, end: Reading, counters: Counters) -> Sample:
         finished=sum(end.finished.values()) - sum(start.finished.values()),
         faults=counted["faults"] - then["faults"],
         buckets=buckets,
+        draft_rows=counted["draft_rows"] - then["draft_rows"],
+        drafted=_difference(end.drafted, start.drafted),
+        accepted=_difference(end.accepted, start.accepted),
         allocator=_allocator_between(start.allocator, end.allocator),
     )

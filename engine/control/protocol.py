@@ -156,6 +156,8 @@ class SequenceView(msgspec.Struct, frozen=True, kw_only=True):
     queued: float | None  # from arrival to admission; None while it never was admitted
     first_token: float | None  # from arrival to the first token; None before it
     since_token: float | None  # since its last token; None before the first
+    drafted: int = 0  # drafts verified
+    accepted: int = 0  # of these, what the model itself chose
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +176,16 @@ class Pages(msgspec.Struct, frozen=True):
     used: int  # held by running sequences
     cached: int  # held by the prefix cache alone
     free: int
+
+
+class Speculation(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts of the model's prediction layer, counted since the start: readers take differences over their window."""
+
+    depth: int | NA  # spec.depth at that border; NA where the checkpoint has nothing to draft with
+    rows: int = 0  # rows whose drafts were verified; such a row brings one token besides the accepted ones
+    drafted: tuple[int, ...] = ()  # drafts verified, by their place in a row, the first at 0
+    accepted: tuple[int, ...] = ()  # of these, what the model itself chose
+    undrafted: dict[str, int] = {}  # rows that could not speculate in a step, by why
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -233,6 +245,9 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     faults: int
     finished: dict[str, int]  # by finish reason
     latency: dict[str, Percentiles]  # first_token, between_tokens, queue, end_to_end; absent without events
+    draft_rows: int = 0  # rows whose drafts were verified
+    drafted: tuple[int, ...] = ()  # drafts verified, by their place in a row
+    accepted: tuple[int, ...] = ()
     allocator: AllocatorCounts | None = None  # None: it is off
 
 
@@ -268,6 +283,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...]  # flags whose value is not the profile's
     last_event: int
     sequences: tuple[SequenceView, ...] | None = None  # when asked for by sequences=true
+    speculation: Speculation = Speculation(depth=NA("not reported by this engine"))
     instruments: Instruments | None = None
 
 
@@ -296,6 +312,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     buckets: dict[
         str, dict[int, int]
     ]  # latency -> index into History.bounds -> count; empty ones are left out
+    draft_rows: int = 0
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
     allocator: AllocatorCounts | None = None  # None: it was off
 
 

@@ -112,6 +112,7 @@ def snapshot(port: ControlPort, history: History, window: float, with_sequences:
         changed=settings.differs(),
         last_event=port.events.last,
         sequences=published.sequences if with_sequences else None,
+        speculation=published.speculation,
         instruments=port.instruments(),
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.types import Step
+from ..scheduler.types import Row, Step
 from ..sequence import FinishReason, Sequence, WaitReason
 from ..telemetry.records import Counters, StepRecord
 
@@ -25,15 +27,31 @@ class Accounts:
                 counters.queue.observe(began - seq.request.arrival)
                 counters.prompt_length.observe(seq.prompt_len)
 
-    def token(self, seq: Sequence, now: float) -> None:
+    def tokens(self, seq: Sequence, count: int, now: float) -> None:
+        """`count` tokens came out together. Each is said to have taken an equal part of the time since the last one."""
         counters = self._counters
-        counters.generation_tokens += 1
+        counters.generation_tokens += count
         if seq.last_token_at is None:
             seq.first_token_at = now
             counters.time_to_first_token.observe(now - seq.request.arrival)
         else:
-            counters.inter_token.observe(now - seq.last_token_at)
+            counters.inter_token.observe((now - seq.last_token_at) / count, count)
         seq.last_token_at = now
+
+    def verified(self, row: Row, right: int) -> None:
+        """A row's drafts, the first `right` of which were what the model itself chose."""
+        counters, drafts = self._counters, len(row.drafts)
+        row.seq.drafted += drafts
+        row.seq.accepted += right
+        counters.draft_rows += 1
+        for place in range(drafts):
+            counters.drafted[place] += 1
+            counters.accepted[place] += place < right
+
+    def left_out(self, rows: Mapping[str, int]) -> None:
+        """Rows that went on without drafts while others speculate, by why."""
+        for why, count in rows.items():
+            self._counters.undrafted[why] = self._counters.undrafted.get(why, 0) + count
 
     def ended(self, seq: Sequence, reason: FinishReason, now: float) -> None:
         """Every end, in any state, reaches the counters; a time that has no beginning is left out, not 0."""
@@ -62,6 +80,7 @@ class Accounts:
         seconds["schedule"] += record.schedule
         seconds["forward"] += record.forward
         seconds["sample"] += record.sample
+        seconds["draft"] += record.draft
         seconds["publish"] += record.publish
 
     def refresh(self) -> None:

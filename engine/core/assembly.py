@@ -7,26 +7,29 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from ...kernels.dispatch import KernelSet, resolve
+from ...kernels.dispatch import KernelSet, Resolution, resolve
 from ...kernels.operations import Target
 from ..config import Settings
 from ..control.events import EventLog
 from ..control.protocol import NA, MemoryPart
 from ..control.recorder import Recorder
-from ..folder import model_folder
+from ..folder import CheckpointError, model_folder
 from ..memory.allocator import Allocator
 from ..memory.governor import CacheGovernor, TorchCuda
 from ..memory.pool import HostPool
 from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
+from ..model.config import ModelConfig
 from ..model.deepseek import DeepseekModel
+from ..model.dense import DenseCache, DenseMlaDecode
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
+from ..model.prediction import has_prediction
 from ..profiler.cuda import CudaDevice
 from ..profiler.profiler import Profiler
 from ..sampling.sampler import Sampler
@@ -42,6 +45,7 @@ from .engine import Engine
 from .handle import LocalHandle
 from .inbox import Inbox
 from .interface import EngineInfo, KernelUse
+from .layout import DenseLayout, Layout, PagedLayout
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
 from .sites import NOT_TIMED, sites_of
@@ -118,14 +122,20 @@ def assemble(
     kernels = resolve(settings.get_str("kernels.backend"), target)
     log.info("kernels: %s", _who_runs_what(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
+    dense: DenseCache | None = None
+    if settings.get_str("cache.layout") == "dense":
+        dense = DenseCache(config, prediction=has_prediction(config, source), dtype=dtype, device=device)
+        kernels = over_dense(kernels, dense)
     model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels, buffers=allocator)
     source.finish()
+    no_drafts = _why_no_drafts(model, config, settings.get_int("spec.depth"))
+    predicts = model.prediction is not None
     text = Text(Tokenizer.load(folder), ChatTemplate.load(folder), read_generation_defaults(folder))
     page_size = settings.get_int("cache.page_size")
     sized = capacity.plan(
         free=capacity.free_memory(device),
         on_card=device.type == "cuda",
-        page_bytes=bytes_per_page(config, page_size, dtype),
+        page_bytes=bytes_per_page(config, page_size, dtype, predicts),
         page_size=page_size,
         memory_mib=settings.get_int_or_none("cache.memory_mib"),
         max_running=settings.get_int("sched.max_running"),
@@ -133,35 +143,23 @@ def assemble(
         model_limit=config.max_position,
     )
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
-    pages = sized.pages + 1  # and the null page
-    cache = LatentCache(config.layers, pages, page_size, config.latent_width, dtype=dtype, device=device)
-    name = settings.get_str("model.name")
-    info = EngineInfo(
-        name=settings.get_str("control.name"),
-        model=folder.resolve().name if name == "auto" else name,
-        model_path=str(folder),
-        model_type=config.model_type,
-        parameters=model.parameters,
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
-        max_model_len=sized.max_model_len,
-        vocab_size=config.vocab_size,
-        page_size=page_size,
-        pages=sized.pages,
-        version=version(),
-        revision=revision(),
-        pid=os.getpid(),
-        started=time.time(),
-        profile=settings.profile,
-        kernels=tuple(
-            KernelUse(operation=line.operation, backend=line.backend, refused=dict(line.refused))
-            for line in kernels.table()
-        ),
-    )
+    layout: Layout
+    if dense is None:
+        layout = _paged(config, sized.pages, page_size, dtype, device, predicts)
+    else:
+        counters.copies = dense.done
+        layout = DenseLayout(
+            dense, device, strip=lambda: port.settings.get_str("cache.dead_prefix") == "strip"
+        )
+    info = _info(settings, folder, config, model, sized, kernels)
     eos = text.tokenizer.eos_ids if text.tokenizer is not None else text.defaults.eos_ids
     memory = (
         MemoryPart(component="weights", place=str(device), bytes=model.weight_bytes),
-        MemoryPart(component="KV cache, reserved", place=str(device), bytes=sized.bytes),
+        MemoryPart(
+            component="KV cache, reserved",
+            place=str(device),
+            bytes=sized.bytes if dense is None else NA("the dense layout allocates as batches form"),
+        ),
     )
     recorder = _recorder(recording, info, settings)
     counters.pages_total = sized.pages
@@ -171,21 +169,10 @@ def assemble(
         ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
     sampler = Sampler(config.vocab_size, device, eos, kernels.sample)
-    runner = Runner(model, cache, sampler, allocator, page_size, sized.pages)
-    decode_graphs: graphs.DecodeGraphs | str = "kernels.graphs is off"
-    if settings.get_bool("kernels.graphs"):
-        decode_graphs = graphs.build(
-            model,
-            cache,
-            kernels,
-            most=settings.get_int("sched.max_running"),
-            pages=-(-sized.max_model_len // page_size),
-            null_page=sized.pages,
-        )
-    if isinstance(decode_graphs, str):
-        log.info("no graphs: %s", decode_graphs)
-    else:
-        runner.graphs = decode_graphs
+    runner = Runner(model, layout, sampler, allocator, page_size, sized.max_model_len)
+    runner.depth = settings.get_int("spec.depth")
+    decode_graphs = _graphs(settings, model, layout, kernels, sized, page_size)
+    runner.graphs = None if isinstance(decode_graphs, str) else decode_graphs
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
         runner=runner,
@@ -217,8 +204,114 @@ def assemble(
         allocator=allocator,
         put_in_force=put_in_force,
         on_drained=on_drained,
+        no_drafts=no_drafts,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _paged(
+    config: ModelConfig,
+    pages: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    predicts: bool,
+) -> PagedLayout:
+    """`pages` for sequences, and the null page."""
+    width = config.latent_width
+    cache = LatentCache(
+        config.layers, pages + 1, page_size, width, dtype=dtype, device=device, prediction=predicts
+    )
+    return PagedLayout(cache, device)
+
+
+def _info(
+    settings: Settings,
+    folder: Path,
+    config: ModelConfig,
+    model: DeepseekModel,
+    sized: capacity.Capacity,
+    kernels: KernelSet,
+) -> EngineInfo:
+    name = settings.get_str("model.name")
+    return EngineInfo(
+        name=settings.get_str("control.name"),
+        model=folder.resolve().name if name == "auto" else name,
+        model_path=str(folder),
+        model_type=config.model_type,
+        parameters=model.parameters,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        max_model_len=sized.max_model_len,
+        vocab_size=config.vocab_size,
+        page_size=settings.get_int("cache.page_size"),
+        pages=sized.pages,
+        version=version(),
+        revision=revision(),
+        pid=os.getpid(),
+        started=time.time(),
+        profile=settings.profile,
+        kernels=tuple(
+            KernelUse(operation=line.operation, backend=line.backend, refused=dict(line.refused))
+            for line in kernels.table()
+        ),
+    )
+
+
+def _graphs(
+    settings: Settings,
+    model: DeepseekModel,
+    layout: Layout,
+    kernels: KernelSet,
+    sized: capacity.Capacity,
+    page_size: int,
+) -> graphs.DecodeGraphs | str:
+    """Decode steps captured ahead, or why none are."""
+    if not settings.get_bool("kernels.graphs"):
+        return "kernels.graphs is off"
+    if not isinstance(layout, PagedLayout):
+        return "the dense layout's tensors change with each batch"
+    built = graphs.build(
+        model,
+        layout.paged,
+        kernels,
+        most=settings.get_int("sched.max_running"),
+        pages=-(-sized.max_model_len // page_size),
+        null_page=sized.pages,
+    )
+    if isinstance(built, str):
+        log.info("no graphs: %s", built)
+    return built
+
+
+def over_dense(kernels: KernelSet, cache: DenseCache) -> KernelSet:
+    """The same operations one by one, with decode attention over the dense layout in torch: no backend has it."""
+    resolutions = tuple(
+        Resolution(each.operation, "torch, dense layout", each.refused)
+        if each.operation == "mla_decode"
+        else each
+        for each in kernels.resolutions
+    )
+    return replace(
+        kernels, mla_decode=DenseMlaDecode(lambda: cache.columns), decoder=None, resolutions=resolutions
+    )
+
+
+def _why_no_drafts(model: DeepseekModel, config: ModelConfig, depth: int) -> str | None:
+    """Why this checkpoint cannot speculate; None when it can. Raises CheckpointError where `depth` asks it to."""
+    if model.prediction is not None:
+        return None
+    why = _missing_prediction(config)
+    if depth:
+        raise CheckpointError(f"spec.depth is {depth}, but {why}")
+    return why
+
+
+def _missing_prediction(config: ModelConfig) -> str:
+    if not config.prediction_layers:
+        return "the checkpoint has no prediction layer (its config.json says nothing of num_nextn_predict_layers)"
+    missing = f"model.layers.{config.layers}.eh_proj.weight"
+    return f"the checkpoint was saved without its prediction layer: {missing} is missing"
 
 
 def _timed_device(device: torch.device) -> CudaDevice | NA:

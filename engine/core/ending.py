@@ -15,14 +15,20 @@ class EndRules:
         self._eos_ids = eos_ids
         self._max_model_len = max_model_len
 
-    def finish_of(self, seq: Sequence) -> Finish | None:
-        """The end that the sequence's newest token brings, if it brings one."""
+    def cut(self, seq: Sequence, new: tuple[int, ...]) -> tuple[tuple[int, ...], Finish | None]:
+        """The `new` tokens up to the one that ends it all, and the end that it brings; without one, all and None."""
+        for count, token in enumerate(new, 1):
+            if (finish := self._finish_of(seq, token, count)) is not None:
+                return new[:count], finish
+        return new, None
+
+    def _finish_of(self, seq: Sequence, token: int, new: int) -> Finish | None:
+        """The end that `token` brings, the last of `new` tokens that the sequence does not count yet."""
         params = seq.request.params
-        token = seq.tokens[-1]
         if token in self._eos_ids and not params.ignore_eos:
             return Finish(reason=FinishReason.STOP)
         if token in params.stop_token_ids:
             return Finish(reason=FinishReason.STOP, stop_match=token)
-        if seq.output_len >= params.max_tokens or len(seq.tokens) >= self._max_model_len:
+        if seq.output_len + new >= params.max_tokens or len(seq.tokens) + new >= self._max_model_len:
             return Finish(reason=FinishReason.LENGTH)
         return None

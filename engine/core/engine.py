@@ -203,20 +203,27 @@ class Engine:
         # Before the commit: what a faulty row computed must not become findable in the prefix cache.
         for index, why in result.faults.items():
             self._fault([result.rows[index].seq], why)
-        self.scheduler.commit(step, [(token,) for token in result.token_ids])
+        cut = [
+            self._rules.cut(row.seq, tokens) for row, tokens in zip(result.rows, result.tokens, strict=True)
+        ]
+        self.scheduler.commit(step, [tokens for tokens, _ in cut], result.drafts)
         self._open = None
+        self.accounts.left_out(result.left_out)
         ended = len(result.faults)
-        for row, token, logprob in zip(result.rows, result.token_ids, result.logprobs, strict=True):
+        for row, sampled, (tokens, finish), logprobs in zip(
+            result.rows, result.tokens, cut, result.logprobs, strict=True
+        ):
             seq = row.seq
             if seq.status is Status.FINISHED:
                 continue
-            self.accounts.token(seq, now)
-            finish = self._rules.finish_of(seq)
+            self.accounts.tokens(seq, len(tokens), now)
+            if row.drafts:
+                self.accounts.verified(row, len(sampled) - 1)
             self._outputs.append(
                 Output(
                     request_id=seq.id,
-                    token_ids=(token,),
-                    logprobs=None if logprob is None else (logprob,),
+                    token_ids=tokens,
+                    logprobs=None if logprobs is None else logprobs[: len(tokens)],
                     finish=finish,
                     cached_tokens=seq.cached_prefix,
                 )
@@ -239,12 +246,14 @@ class Engine:
             schedule=schedule,
             forward=result.forward,
             sample=result.sample,
-            publish=wall - schedule - result.forward - result.sample,
+            draft=result.draft,
+            publish=wall - schedule - result.forward - result.sample - result.draft,
             admitted=counters.running + finished,  # those that ended in this step held KV in its forward
             rows=len(step.rows),
             decode_rows=step.decode_rows,
             prompt_rows=len(step.rows) - step.decode_rows,
             prompt_tokens=step.prompt_tokens,
+            draft_tokens=step.draft_tokens,
             waiting=counters.waiting,
             finished=finished,
             preempted=len(step.preempted),

@@ -29,6 +29,7 @@ from ..control.protocol import (
     MemoryPart,
     Pages,
     SequenceView,
+    Speculation,
     Trimmed,
 )
 from ..control.span_messages import Build, SpanReport, Trace
@@ -67,6 +68,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         bucket_losers=losers,
         prefix_cache=settings.get_bool("cache.prefix"),
         page_cap=settings.get_int_or_none("cache.page_cap"),
+        spec_depth=settings.get_int("spec.depth"),
     )
 
 
@@ -104,9 +106,10 @@ class EnginePort:
         allocator: Allocator,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
+        no_drafts: str | None,
     ) -> None:
         """`put_in_force` applies what lies outside the scheduler (log level, kernels). `on_drained` is called once,
-        on the engine thread, when a drain has come to its end."""
+        on the engine thread, when a drain has come to its end. `no_drafts`: why this engine cannot speculate."""
         self.info = info
         self.counters = engine.counters
         self.events = events
@@ -119,6 +122,7 @@ class EnginePort:
         self._allocator = allocator
         self._put_in_force = put_in_force
         self._on_drained = on_drained
+        self._no_drafts = no_drafts
         self._changes = FlagChanges(
             settings, events, envelope=self._envelope, drains=self._drains, on_change=self._on_change
         )
@@ -290,6 +294,11 @@ class EnginePort:
                 FlagReason.BOUNDS,
                 f"cache.page_cap: {cap} is more than the {self.info.pages} pages reserved at start",
             )
+        depth = values.get("spec.depth")
+        if depth and self._no_drafts is not None:
+            refused["spec.depth"] = FlagError(
+                "spec.depth", FlagReason.CONFLICT, f"spec.depth cannot be {depth}: {self._no_drafts}"
+            )
         return refused
 
     def _drains(self, old: Settings, new: Settings) -> tuple[str, ...]:
@@ -310,6 +319,7 @@ class EnginePort:
         self._profile(new)  # first: it asks the device, so it is the one that may fail
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
+        self._engine.runner.depth = new.get_int("spec.depth")
         self._arm(new)
 
     def _profile(self, settings: Settings) -> None:
@@ -344,7 +354,20 @@ class EnginePort:
             pages=Pages(total=self.info.pages, used=pages.used, cached=pages.cached, free=pages.free),
             draining=self._draining,
             sequences=tuple(_view(seq, now) for seq in sequences),
+            speculation=self._speculation(),
             allocator=self._allocator.state(),
+        )
+
+    def _speculation(self) -> Speculation:
+        if self._no_drafts is not None:
+            return Speculation(depth=NA(self._no_drafts))
+        counters = self._engine.counters
+        return Speculation(
+            depth=self._engine.runner.depth,
+            rows=counters.draft_rows,
+            drafted=tuple(counters.drafted),
+            accepted=tuple(counters.accepted),
+            undrafted=dict(counters.undrafted),
         )
 
 
@@ -375,6 +398,8 @@ def _view(seq: Sequence, now: float) -> SequenceView:
         cached_prefix=seq.cached_prefix,
         pages=len(seq.pages),
         preemptions=seq.preemptions,
+        drafted=seq.drafted,
+        accepted=seq.accepted,
         age=now - arrival,
         queued=None if seq.admitted_at is None else seq.admitted_at - arrival,
         first_token=None if seq.first_token_at is None else seq.first_token_at - arrival,

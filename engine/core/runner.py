@@ -6,21 +6,23 @@ The engine loop above it knows no tensor; the model below it knows no sequence.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from ..memory.allocator import Allocator
 from ..model.batch import ForwardBatch
-from ..model.cache import LatentCache
 from ..model.deepseek import DeepseekModel, ForwardOutput
 from ..sampling.sampler import Sampler
+from ..sampling.verify import Verified, verify
 from ..scheduler.types import Row, Step
 from ..sequence import Sequence, TokenLogprob
-from .block_tables import BlockTables
+from .drafter import Drafter
 from .graphs import DecodeGraphs
+from .layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,70 +30,110 @@ class StepResult:
     """What the device gave for a step, for its sampling rows in order."""
 
     rows: tuple[Row, ...]  # the rows that sampled
-    token_ids: list[int]
-    logprobs: list[TokenLogprob | None]
+    tokens: list[tuple[int, ...]]  # of a row: the drafts that were right, and the token after them
+    logprobs: list[tuple[TokenLogprob, ...] | None]  # one for each of the tokens
     faults: dict[int, str]  # index into rows -> why that row has no token
     layout: float  # seconds: rows to one flat batch
     forward: float
     sample: float
+    draft: float = 0.0
+    drafts: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # see Scheduler.commit
+    left_out: Counter[str] = field(default_factory=Counter)  # rows that may not speculate, by why
 
 
 NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0, 0.0)  # of a step without rows
 
 
 class Runner:
+    """`depth`, most drafts of a row, changes between steps; at 0 nothing of speculation runs."""
+
     def __init__(
         self,
         model: DeepseekModel,
-        cache: LatentCache,
+        layout: Layout,
         sampler: Sampler,
         allocator: Allocator,
         page_size: int,
-        pages: int,
+        max_model_len: int,
     ) -> None:
-        """`cache` holds `pages` pages for sequences and one more, the null page. No sequence ever writes
-        to it; rows that only fill a graph up do, and what they write is finite."""
+        """`page_size`: of the pages that sequences hold, also where the layout puts their latents elsewhere."""
         self.model = model
-        self.cache = cache
+        self.cache = layout.cache
         self.allocator = allocator
         self.sampler = sampler
-        self._page_size = page_size
-        self._device = model.device
-        self._tables = BlockTables(null_page=pages)
+        self.depth = 0
         self.graphs: DecodeGraphs | None = None  # where steps can be replays of captured graphs
+        self._layout = layout
+        self.drafter = (
+            None if model.prediction is None else Drafter(model.prediction, layout, page_size, max_model_len)
+        )
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
         """Run a step. Raises whatever the device raises: the caller then fails the step's sequences."""
         began = time.perf_counter()
-        logits, layout = self.forward(step)
+        output, layout = self.forward(step)
         ran = time.perf_counter()
         sampling = tuple(row for row in step.rows if row.samples)
-        if not sampling:
-            return StepResult((), [], [], {}, layout, ran - began - layout, 0.0)
-        sampled = self.sampler.sample(logits, [row.seq for row in sampling])
+        verified = Verified([], [], {})
+        if step.draft_tokens:
+            verified = self.verify(output.logits, sampling)
+        elif sampling:
+            sampled = self.sampler.sample(output.logits, [row.seq for row in sampling])
+            verified = Verified(
+                [(token,) for token in sampled.token_ids],
+                [None if each is None else (each,) for each in sampled.logprobs],
+                sampled.faults,
+            )
         done = time.perf_counter()
-        return StepResult(
+        result = StepResult(
             rows=sampling,
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs,
-            faults=sampled.faults,
+            tokens=verified.tokens,
+            logprobs=verified.logprobs,
+            faults=verified.faults,
             layout=layout,
             forward=ran - began - layout,
             sample=done - ran,
         )
+        if self.depth:
+            result = self.draft(step, output.hidden, result, done)
+        new = {row.seq.number: tokens for row, tokens in zip(result.rows, result.tokens, strict=True)}
+        self._layout.close(
+            {
+                row.seq.number: row.start + (len(new[row.seq.number]) if row.decode else row.count)
+                for row in step.rows
+            }
+        )
+        return result
 
-    def forward(self, step: Step) -> tuple[torch.Tensor, float]:
+    def verify(self, logits: torch.Tensor, rows: tuple[Row, ...]) -> Verified:
+        return verify(self.sampler, logits, [row.seq for row in rows], [row.drafts for row in rows])
+
+    def draft(self, step: Step, hidden: torch.Tensor, result: StepResult, began: float) -> StepResult:
+        """The result with what the prediction layer proposes for the next step."""
+        assert self.drafter is not None
+        new = {row.seq.number: tokens for row, tokens in zip(result.rows, result.tokens, strict=True)}
+        faulty = {result.rows[index].seq.number for index in result.faults}
+        drafts = self.drafter.draft(step, hidden, new, faulty, self.depth)
+        return replace(
+            result,
+            drafts=drafts.by_number,
+            left_out=drafts.left_out,
+            draft=time.perf_counter() - began,
+        )
+
+    def forward(self, step: Step) -> tuple[ForwardOutput, float]:
         """The logits of the rows that sample, and the seconds that laying out the batch took: a step's prompt or decode
         part, as the profiler names it."""
         return self.pipeline_step(step)
 
-    def pipeline_step(self, step: Step) -> tuple[torch.Tensor, float]:
+    def pipeline_step(self, step: Step) -> tuple[ForwardOutput, float]:
         """One pass through one model, from rows to logits."""
         began = time.perf_counter()
+        self._layout.open(step, self.depth)
         batch = self.lay_out(step)
         layout = time.perf_counter() - began
-        return self._through_model(batch).logits, layout
+        return self._through_model(batch), layout
 
     def _through_model(self, batch: ForwardBatch) -> ForwardOutput:
         if self.graphs is not None:
@@ -104,46 +146,30 @@ class Runner:
 
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""
-        self._tables.release(seq.number)
+        self._layout.release(seq)
         self.sampler.forget(seq.number)
 
     def release_pages(self, seq: Sequence) -> None:
         """The sequence gave its pages away and may come back with others (preemption)."""
-        self._tables.release(seq.number)
+        self._layout.release(seq)
 
     def scrub(self, pages: list[int]) -> None:
         """Zero pages whose contents may not be finite: padded attention would carry a NaN into their next owner."""
-        self.cache.zero_pages(pages)
+        self._layout.scrub(pages)
 
     def lay_out(self, step: Step) -> ForwardBatch:
-        rows, decode = step.rows, step.decode_rows
+        rows = step.rows
         counts = [row.count for row in rows]
+        tokens: list[int] = []
+        sample: list[int] = []
+        for row in rows:
+            if row.decode:
+                tokens.append(row.seq.tokens[row.start])
+                tokens += row.drafts
+                sample += range(len(tokens) - row.count, len(tokens))
+            else:
+                tokens += row.seq.tokens[row.start : row.start + row.count]
+                if row.samples:
+                    sample.append(len(tokens) - 1)
         starts = np.array([row.start for row in rows], dtype=np.int64)
-        tables = self._tables.gather([row.seq for row in rows])
-        tokens = [row.seq.tokens[row.start] for row in rows[:decode]]
-        for row in rows[decode:]:
-            tokens += row.seq.tokens[row.start : row.start + row.count]
-        query_starts = (0, *accumulate(counts))
-        if len(rows) == decode:
-            row_of = np.arange(decode)
-            positions = starts
-        else:
-            row_of = np.repeat(np.arange(len(rows)), counts)
-            positions = np.arange(query_starts[-1]) - np.array(query_starts[:-1])[row_of] + starts[row_of]
-        page, offset = np.divmod(positions, self._page_size)
-        slots = tables[row_of, page] * self._page_size + offset
-        last = [query_starts[i + 1] - 1 for i, row in enumerate(rows) if row.samples]
-        return ForwardBatch(
-            token_ids=self._to_device(np.array(tokens, dtype=np.int64)),
-            positions=self._to_device(positions),
-            slots=self._to_device(slots),
-            block_tables=self._to_device(tables),
-            lengths=tuple(row.start + row.count for row in rows),
-            query_starts=query_starts,
-            decode_rows=decode,
-            sample_tokens=self._to_device(np.array(last, dtype=np.int64)),
-        )
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+        return self._layout.batch([row.seq for row in rows], starts, counts, tokens, step.decode_rows, sample)

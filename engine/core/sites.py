@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from ..model.attention import Attention
 from ..model.deepseek import DeepseekModel
+from ..model.dense import DenseCache
 from ..model.mlp import DenseMlp, Experts
 from ..profiler.sites import Detail, Role, Site, StepFacts, StepKind
 from ..scheduler.types import Step
@@ -39,12 +40,15 @@ def sites_of(engine: Engine) -> list[Site]:
         Site("scheduler.schedule", engine.scheduler, "schedule"),
         Site("forward", runner, "forward", role=Role.KIND, device=True, facts=facts),
         Site("pipeline.step", runner, "pipeline_step", device=True),
+        *(_of_dense(runner.cache) if isinstance(runner.cache, DenseCache) else ()),
         Site("batch.layout", runner, "lay_out", device=True),
         Site(FORWARD, runner.model, "forward", device=True),
         *_of_model(runner.model),
+        Site("spec.verify", runner, "verify", device=True),
         Site("sample", runner.sampler, "sample", device=True),
         Site("sample.faults", runner.sampler, "find_faults", role=Role.WAIT),
         Site("sample.fetch", runner.sampler, "fetch", role=Role.WAIT),
+        Site("spec.draft", runner, "draft", device=True),
         Site("publish", engine, "publish"),
     ]
 
@@ -69,6 +73,18 @@ def _of_model(model: DeepseekModel) -> Iterator[Site]:
             assert isinstance(layer.mlp, DenseMlp)
             yield Site("dense_mlp", layer.mlp, "forward", Detail.LAYER, device=True, once_per=FORWARD)
     yield Site("lm_head", model, "head", Detail.OP, device=True)
+
+
+def _of_dense(cache: DenseCache) -> Iterator[Site]:
+    for name, method in (
+        ("cache.clone_in", "clone_in"),
+        ("cache.clone_in.alloc", "alloc"),
+        ("cache.clone_in.slice_set", "slice_set"),
+        ("cache.clone_out", "clone_out"),
+        ("cache.front_align", "front_align"),
+        ("kv.front_pad_grow", "front_pad_grow"),
+    ):
+        yield Site(name, cache, method, Detail.LAYER, device=True)
 
 
 def _of_attention(attention: Attention) -> Iterator[Site]:

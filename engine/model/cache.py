@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
 from .config import ModelConfig
+
+
+class Latents(Protocol):
+    """What the forward pass writes and reads, however it is laid out: [slots, width] for each layer."""
+
+    @property
+    def page_size(self) -> int:
+        """Neighbouring slots that one entry of a block table stands for."""
+        ...
+
+    @property
+    def layers(self) -> list[torch.Tensor]: ...
+
+    @property
+    def prediction(self) -> torch.Tensor | None:
+        """Of the prediction layer, where it is kept."""
+        ...
+
 
 _ALIGNMENT = 64  # bytes: of a cache line and of the widest vector
 
@@ -18,16 +38,30 @@ class LatentCache:
     """
 
     def __init__(
-        self, layers: int, pages: int, page_size: int, width: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        width: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        prediction: bool = False,
     ) -> None:
+        """`prediction`: with a layer for the prediction layer's latents, in the same pages."""
         self.pages = pages
         self.page_size = page_size
         self.width = width
-        self.layers = [zeros(pages * page_size, width, dtype=dtype, device=device) for _ in range(layers)]
+
+        def layer() -> torch.Tensor:
+            return zeros(pages * page_size, width, dtype=dtype, device=device)
+
+        self.layers = [layer() for _ in range(layers)]
+        self.prediction = layer() if prediction else None
 
     def zero_pages(self, pages: list[int]) -> None:
         """Make pages whose contents may not be finite fit for their next owner."""
-        for layer in self.layers:
+        for layer in self.layers if self.prediction is None else (*self.layers, self.prediction):
             layer.view(self.pages, -1)[pages] = 0
 
 
@@ -44,6 +78,6 @@ def zeros(slots: int, width: int, *, dtype: torch.dtype, device: torch.device) -
     return torch.from_numpy(raw[start : start + size]).view(dtype).view(slots, width)
 
 
-def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-    """What one page of all layers takes; the prediction layers' caches are not in it."""
-    return config.layers * page_size * config.latent_width * dtype.itemsize
+def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype, prediction: bool = False) -> int:
+    """What one page of all layers takes, the prediction layer's included where it is kept."""
+    return (config.layers + prediction) * page_size * config.latent_width * dtype.itemsize

@@ -68,11 +68,14 @@ class Checkpoint:
         self._float32 = torch.empty(0)
 
     def _unneeded(self, name: str) -> bool:
-        """Whether the model may leave it aside: prediction layers, buffers that are computed, a tied head."""
+        """Whether the model may leave it aside: prediction layers that are not run, buffers that are computed, a tied
+        head.
+        """
         layer = LAYER.match(name)
         layers = self._config.layers
+        run = layers + self.has(f"model.layers.{layers}.eh_proj.weight")
         return (
-            (layer is not None and layers <= int(layer[1]) < layers + self._config.prediction_layers)
+            (layer is not None and run <= int(layer[1]) < layers + self._config.prediction_layers)
             or name.endswith(".rotary_emb.inv_freq")
             or (name == "lm_head.weight" and self._config.tied_embeddings)
         )

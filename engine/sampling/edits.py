@@ -10,7 +10,9 @@ A row's edits touch the tokens it has seen, not the vocabulary: they are lists, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +22,16 @@ from torch import Tensor
 from ..sequence import SamplingParams
 
 
+class Penalties(NamedTuple):
+    """What penalties do to one row: each token once, what is subtracted from its logit, and the repetition factor."""
+
+    ids: NDArray[np.int64]
+    subtract: NDArray[np.float32]
+    repetition: float
+
+
 class PenaltyCounts:
-    """One sequence's penalised tokens, each once, with what is subtracted from its logit. Grows by new tokens."""
+    """One sequence's penalised tokens. Grows by new tokens; drafts never enter it, whatever becomes of them."""
 
     __slots__ = (
         "_counted",
@@ -30,15 +40,15 @@ class PenaltyCounts:
         "_output",
         "_place",
         "_presence",
+        "_repetition",
         "_subtract",
-        "repetition",
     )
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
-        self.repetition = params.repetition_penalty
+        self._repetition = params.repetition_penalty
         self._frequency = params.frequency_penalty
         self._presence = params.presence_penalty
-        self._ids = np.unique(np.asarray(prompt if self.repetition != 1 else (), dtype=np.int64))
+        self._ids = np.unique(np.asarray(prompt if self._repetition != 1 else (), dtype=np.int64))
         self._subtract = np.zeros(len(self._ids), dtype=np.float32)
         self._place = {token: place for place, token in enumerate(self._ids.tolist())}
         self._output: dict[int, int] = {}  # times generated
@@ -62,16 +72,23 @@ class PenaltyCounts:
             self._ids = np.concatenate((self._ids, room))
             self._subtract = np.concatenate((self._subtract, room.astype(np.float32)))
 
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        return self._ids[: len(self._place)]
+    def after(self, drafts: Sequence[int]) -> Penalties:
+        """As they stand, and as they would once `drafts` came out too."""
+        known = len(self._place)
+        if not drafts:
+            return Penalties(self._ids[:known], self._subtract[:known], self._repetition)
+        times = Counter(drafts)
+        fresh = [token for token in times if token not in self._place]
+        ids = np.concatenate((self._ids[:known], np.array(fresh, dtype=np.int64)))
+        subtract = np.concatenate((self._subtract[:known], np.zeros(len(fresh), dtype=np.float32)))
+        place = {token: known + at for at, token in enumerate(fresh)}
+        for token, more in times.items():
+            count = self._output.get(token, 0) + more
+            subtract[self._place.get(token, place.get(token))] = count * self._frequency + self._presence
+        return Penalties(ids, subtract, self._repetition)
 
-    @property
-    def subtract(self) -> NDArray[np.float32]:
-        return self._subtract[: len(self._place)]
 
-
-def penalise(logits: Tensor, rows: Sequence[int], counts: Sequence[PenaltyCounts]) -> None:
+def penalise(logits: Tensor, rows: Sequence[int], counts: Sequence[Penalties]) -> None:
     """Apply each row's penalties to logits [S, V], contiguous, in place."""
     sizes = [len(c.ids) for c in counts]
     if not any(sizes):

@@ -2,6 +2,12 @@
 
 Order, as in vLLM: raw log-probabilities; bars (min_tokens) and logit_bias; penalties; temperature, min_p, top_k, top_p;
 draw. A greedy row takes the maximum after the penalties.
+
+A sequence whose drafts are verified has a row for each place: after none of its drafts, after the first, after two, ...
+Each is edited and drawn as it would be in a step of its own, with the uniform number of its place in the output. So the
+draws are those of a sequence without drafts for as long as the drafts agree with them, and keeping the drafts that do
+is rejection sampling (Leviathan et al. 2023, arXiv:2211.17192, 2.3) from proposals that are certain: a draft d passes
+with probability p(d), and what comes in its place is drawn from p without d.
 """
 
 from __future__ import annotations
@@ -84,9 +90,12 @@ class Sampler:
         self._states: dict[int, _State] = {}
         self._plan: _Plan | None = None
 
-    def sample(self, logits: Tensor, rows: Rows[Sequence]) -> Sampled:
+    def sample(
+        self, logits: Tensor, rows: Rows[Sequence], drafts: Rows[tuple[int, ...]] | None = None
+    ) -> Sampled:
         """The next token of each of `rows`, from logits [S, V] float32, S = len(rows).
 
+        `drafts`: for each row, what is taken to follow its sequence's tokens already; None: nothing, for all of them.
         `logits` is scratch space: what it holds afterwards is undefined. A row whose logits are not finite, or whose
         parameters name what the vocabulary lacks, is a fault of its own. Raises ValueError for a wrong shape or dtype.
         """
@@ -103,13 +112,13 @@ class Sampler:
         if faults:
             logits[list(faults)] = 0.0  # drawn from like the rest, so that the pass stays one; not reported
         raw = logits.clone() if plan.logprobs and plan.edits else logits
-        self._edit(logits, plan, rows)
+        self._edit(logits, plan, rows, drafts)
         if plan.penalised:  # penalties can make of finite logits what no token can be drawn from
             spoilt = overflown(logits, [row for row in plan.penalised if row not in faults])
             if spoilt:
                 faults |= spoilt
                 logits[list(spoilt)] = 0.0
-        token_ids = self.fetch(self._draw(logits, plan.drawing, self._uniforms(plan, rows)))
+        token_ids = self.fetch(self._draw(logits, plan.drawing, self._uniforms(plan, rows, drafts)))
         logprobs: list[TokenLogprob | None] = [None] * len(rows)
         if plan.logprobs:
             best = [plan.states[r].params.logprobs or 0 for r in plan.logprobs]
@@ -133,8 +142,14 @@ class Sampler:
         if self._states.pop(number, None) and self._plan is not None and number in self._plan.numbers:
             self._plan = None
 
-    def _edit(self, logits: Tensor, plan: _Plan, rows: Rows[Sequence]) -> None:
-        barred = [r for r in plan.minimum if rows[r].output_len < plan.states[r].params.min_tokens]
+    def _edit(
+        self, logits: Tensor, plan: _Plan, rows: Rows[Sequence], drafts: Rows[tuple[int, ...]] | None
+    ) -> None:
+        barred = [
+            r
+            for r in plan.minimum
+            if rows[r].output_len + (len(drafts[r]) if drafts else 0) < plan.states[r].params.min_tokens
+        ]
         if barred:
             bar(logits, barred, [plan.states[r].barred for r in barred])
         if plan.bias is not None:
@@ -143,12 +158,18 @@ class Sampler:
             counts = [c for r in plan.penalised if (c := plan.states[r].penalties) is not None]
             for row, count in zip(plan.penalised, counts, strict=True):
                 count.count(rows[row].tokens)
-            penalise(logits, plan.penalised, counts)
+            penalties = [
+                count.after(drafts[row] if drafts else ())
+                for row, count in zip(plan.penalised, counts, strict=True)
+            ]
+            penalise(logits, plan.penalised, penalties)
 
-    def _uniforms(self, plan: _Plan, rows: Rows[Sequence]) -> Tensor:
+    def _uniforms(self, plan: _Plan, rows: Rows[Sequence], drafts: Rows[tuple[int, ...]] | None) -> Tensor:
         if not plan.random:
             return torch.zeros(len(rows), dtype=torch.float64)  # no row looks at them
         positions = np.array([len(seq.tokens) - seq.prompt_len for seq in rows], dtype=np.uint64)
+        if drafts is not None:
+            positions += np.array([len(each) for each in drafts], dtype=np.uint64)
         return torch.from_numpy(uniforms(plan.keys, positions)).to(self._device)
 
     def _plan_of(self, rows: Rows[Sequence]) -> _Plan:

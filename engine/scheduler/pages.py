@@ -19,9 +19,9 @@ from ..sequence import Sequence
 class Block:
     """One full page of tokens behind one particular prefix, and the pages that hold its KV.
 
-    The index finds a block under (the parent's id, the tokens). Ids are never reused, so equal keys mean
-    equal whole prefixes: the hash only finds candidates, and the dict compares parent and tokens before it
-    answers.
+    The index finds a block under (the parent's id, whether its pages hold the prediction layer's latents too,
+    the tokens). Ids are never reused, so equal keys mean equal whole prefixes: the hash only finds candidates,
+    and the dict compares parent and tokens before it answers.
 
     Several pages hold one block when sequences computed it side by side; then all of them are in use. A block
     that lost its last page is dead and never comes back, and no block dies before the blocks behind it.
@@ -34,6 +34,11 @@ class Block:
         self.key = key
         self.parent = parent
         self.pages: list[int] = []
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the pages hold the prediction layer's latents. No block behind one that lacks them has them."""
+        return bool(self.key[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,9 @@ class PageManager:
         self.limit = pages  # pages that may be used and cached together: the cap, or all
         self.used = 0
         self.prefix = True
+        self.predicted = (
+            False  # whether a prefix is of use only where the prediction layer's latents are there
+        )
         self._refs = [0] * pages
         self._blocks: list[Block | None] = [None] * pages
         self._free = list(range(pages - 1, -1, -1))
@@ -116,7 +124,9 @@ class PageManager:
         size, index = self.page_size, self._index
         parent = chain[-1].id if chain else self._secret
         for start in range(len(chain) * size, (len(tokens) - 1) // size * size, size):
-            block = index.get((parent, *tokens[start : start + size]))
+            block = index.get((parent, True, *tokens[start : start + size]))
+            if block is None and not self.predicted:
+                block = index.get((parent, False, *tokens[start : start + size]))
             if block is None:
                 break
             chain.append(block)
@@ -142,6 +152,7 @@ class PageManager:
             self._refs[page] += 1
             seq.pages.append(page)
         seq.computed = len(chain) * self.page_size
+        seq.predicted = sum(1 for block in chain if block.predicted) * self.page_size
         self._tables[seq.number] = (seq, list(chain))
 
     def grow(self, seq: Sequence, tokens: int, reach: int = 0) -> bool:
@@ -167,7 +178,8 @@ class PageManager:
         size = self.page_size
         for i in range(len(chain), seq.computed // size):
             parent = chain[-1] if chain else None
-            key = (parent.id if parent else self._secret, *seq.tokens[i * size : (i + 1) * size])
+            predicted = seq.predicted >= (i + 1) * size
+            key = (parent.id if parent else self._secret, predicted, *seq.tokens[i * size : (i + 1) * size])
             block = self._index.get(key)
             if block is None:
                 block = self._index[key] = Block(self._next_id ^ self._secret, key, parent)
@@ -184,7 +196,8 @@ class PageManager:
                 self.used -= 1
                 self._retire(page)
         seq.pages.clear()
-        seq.computed = 0
+        seq.computed = seq.predicted = 0
+        seq.drafts = ()
         self._trim()
 
     # -- operation -------------------------------------------------------------------------------------------
@@ -310,6 +323,8 @@ class PageManager:
                 yield f"block {block.id} is filed under another key than its own"
             if not block.pages or (block.parent and not block.parent.pages):
                 yield f"block {block.id} or its parent has no page"
+            if block.predicted and block.parent and not block.parent.predicted:
+                yield f"block {block.id} has predictions and stands on one without"
             if any(self._blocks[page] is not block for page in block.pages):
                 yield f"block {block.id} names a page that names another block"
             if len(block.pages) > 1 and not all(self._refs[page] for page in block.pages):
@@ -317,10 +332,12 @@ class PageManager:
         for seq, chain in self._tables.values():
             if len(chain) * self.page_size > seq.computed:
                 yield f"sequence {seq.number} shares a page that is still being written"
+            if sum(block.predicted for block in chain) * self.page_size > seq.predicted:
+                yield f"sequence {seq.number} shares predictions that are still being written"
             for i, block in enumerate(chain):
                 if self._blocks[seq.pages[i]] is not block:
                     yield f"sequence {seq.number}, page {i}: the page holds another block"
-                elif list(block.key[1:]) != seq.tokens[i * self.page_size : (i + 1) * self.page_size]:
+                elif list(block.key[2:]) != seq.tokens[i * self.page_size : (i + 1) * self.page_size]:
                     yield f"sequence {seq.number}, page {i}: the block holds other tokens"
 
 

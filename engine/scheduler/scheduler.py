@@ -5,8 +5,9 @@ The rules, their bounds and where they come from: docs/scheduler.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ..sequence import Finish, FinishReason, Sequence, Status, WaitReason
 from . import buckets, pressure
@@ -19,6 +20,8 @@ from .types import CannotFit, Row, SchedulerConfig, Step
 # passed over at most so many times in a row.
 PREFIX_WINDOW = 32
 PREFIX_PASSES = 32
+
+NO_DRAFTS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class _Forming:
     failed: list[Sequence] = field(default_factory=list)
     queries: int = 0
     hits: int = 0
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by number, of the decode rows
 
 
 class Scheduler:
@@ -63,6 +67,7 @@ class Scheduler:
         _refuse_deadlocks(config)
         pages.set_prefix(config.prefix_cache)
         pages.set_cap(config.page_cap)
+        pages.predicted = config.spec_depth > 0
 
     # -- views -----------------------------------------------------------------------------------------------
 
@@ -121,6 +126,10 @@ class Scheduler:
                 if entry.seq.admitted_at is not None:
                     entry.reach = max(entry.reach, limit)
         self.pages.set_prefix(config.prefix_cache)
+        if self.pages.predicted != (config.spec_depth > 0):
+            self.pages.predicted = config.spec_depth > 0
+            for entry in self._queue:
+                entry.chain = []  # found under the other rule
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Raises CannotFit, with nothing queued, if its prompt exceeds all pages under
@@ -181,12 +190,18 @@ class Scheduler:
         self._fill_with_decode_rows(forming)
         return self._close_step(forming)
 
-    def commit(self, step: Step, sampled: list[tuple[int, ...]]) -> None:
+    def commit(
+        self,
+        step: Step,
+        sampled: list[tuple[int, ...]],
+        drafts: Mapping[int, tuple[int, ...]] = NO_DRAFTS,
+    ) -> None:
         """The forward of `step` is done. `sampled` has the new tokens of each row that samples, in row order.
 
         With speculation a row may bring several: all but the last are those of its query tokens that were
-        accepted, so the sequence is computed up to its new last token. Sequences removed since are passed
-        over.
+        accepted, so the sequence is computed up to its new last token. `drafts` has, by number, the sequences
+        whose new latents of the prediction layer were written in this step, and what it proposes. Sequences
+        removed since are passed over.
         """
         if step is not self._open:
             raise RuntimeError("this is not the step under way")
@@ -207,6 +222,10 @@ class Scheduler:
             before = seq.computed
             seq.tokens.extend(new)
             seq.computed = len(seq.tokens) - 1 if new else before + row.count
+            proposed = drafts.get(seq.number)
+            if proposed is not None:
+                seq.predicted = seq.computed
+            seq.drafts = proposed or ()
             if seq.computed // size > before // size:
                 self.pages.register(seq)
 
@@ -242,6 +261,26 @@ class Scheduler:
             forming.decode = [entry for entry in forming.decode if entry.seq.status is Status.RUNNING]
             forming.late = [entry for entry in forming.late if entry.seq.status is Status.RUNNING]
         forming.budget -= len(forming.decode)
+        if self.config.spec_depth:
+            self._add_drafts(forming, quota - len(forming.decode))
+
+    def _add_drafts(self, forming: _Forming, budget: int) -> None:
+        """Let rows carry their drafts, within what the decode rows left of their share of the budget.
+
+        A draft takes no page from anyone who runs: where the free pages do not reach, fewer are verified. Pages are
+        taken for the next drafts as well, which the prediction layer writes before they are verified.
+        """
+        pages, depth = self.pages, self.config.spec_depth
+        for entry in forming.decode:
+            seq = entry.seq
+            tokens = len(seq.tokens)
+            count = min(len(seq.drafts), depth, max(entry.last - tokens, 0), budget)
+            if not pages.grow(seq, min(tokens + count + depth - 1, entry.last), entry.reach):
+                count = min(count, len(seq.pages) * pages.page_size - tokens)
+            if count:
+                forming.drafts[seq.number] = seq.drafts[:count]
+                budget -= count
+                forming.budget -= count
 
     def _decode_quota(self) -> int:
         """The rows that may decode before prompts had their share of the budget, an eighth, if they could use
@@ -377,11 +416,13 @@ class Scheduler:
     def _close_step(self, forming: _Forming) -> Step | None:
         if not (forming.decode or forming.prompts or forming.preempted or forming.failed):
             return None
-        rows, recomputed = [], 0
+        rows, recomputed, draft_tokens = [], 0, 0
         for entry in forming.decode:
             recomputed += self._serve(entry, 1)
             seq = entry.seq
-            rows.append(Row(seq, seq.computed, 1, samples=True, decode=True))
+            drafts = forming.drafts.get(seq.number, ())
+            draft_tokens += len(drafts)
+            rows.append(Row(seq, seq.computed, 1 + len(drafts), samples=True, decode=True, drafts=drafts))
         for entry, count in forming.prompts:
             recomputed += self._serve(entry, count)
             seq = entry.seq
@@ -397,6 +438,7 @@ class Scheduler:
             prefix_queries=forming.queries,
             prefix_hits=forming.hits,
             recomputed_tokens=recomputed,
+            draft_tokens=draft_tokens,
         )
         return self._open
 

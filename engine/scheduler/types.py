@@ -29,20 +29,23 @@ class SchedulerConfig:
     bucket_losers: BucketLosers = "wait"  # admission.bucket_losers
     prefix_cache: bool = True  # cache.prefix
     page_cap: int | None = None  # cache.page_cap: pages that may be held; None: all
+    spec_depth: int = 0  # spec.depth: most drafts of one row in a step; 0: no speculation
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sequence's part of a step: query tokens tokens[start : start + count].
+    """One sequence's part of a step: query tokens tokens[start : start + count], and of a decode row its drafts.
 
-    `samples` is true when the last of them is the sequence's last token, so the step yields its next token.
+    `samples` is true when the sequence's last token is among them, so the step yields its next token, and one more for
+    each draft that proves right.
     """
 
     seq: Sequence
     start: int
     count: int
     samples: bool
-    decode: bool  # count = 1 and the sequence had produced, or only lacked, its last token
+    decode: bool  # the sequence lacked the KV of its last token alone; count = 1 + len(drafts)
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class Step:
     prefix_queries: int = 0  # prompt tokens looked up: first admissions only, with the prefix cache on
     prefix_hits: int = 0  # of these, tokens found
     recomputed_tokens: int = 0  # query tokens whose KV had been computed before a preemption
+    draft_tokens: int = 0  # query tokens of the decode rows beyond one each
 
     @property
     def tokens(self) -> int:
-        return self.decode_rows + self.prompt_tokens
+        return self.decode_rows + self.draft_tokens + self.prompt_tokens

@@ -60,6 +60,7 @@ class EngineCollector(Collector):
         yield from self._requests()
         yield from self._cache_metrics()
         yield from self._tokens()
+        yield from self._speculation()
         yield from self._histograms()
         yield from self._own()
 
@@ -115,6 +116,24 @@ class EngineCollector(Collector):
         )
         yield self._counter("vllm:generation_tokens", "Tokens generated.", c.generation_tokens)
 
+    def _speculation(self) -> Iterator[Metric]:
+        c = self._counters
+        accepted, drafted = c.accepted.copy(), c.drafted.copy()
+        yield self._counter("vllm:spec_decode_num_drafts", "Rows whose drafts were verified.", c.draft_rows)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Drafts that were verified.", sum(drafted))
+        # before its namesake by position: consoles that search by substring must meet this one first
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafts that the model itself chose.", sum(accepted)
+        )
+        by_place = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that the model itself chose, by their place in a row.",
+            labels=(*LABELS, "position"),
+        )
+        for place, count in enumerate(accepted):
+            by_place.add_metric((*self._labels, str(place)), count)
+        yield by_place
+
     def _histograms(self) -> Iterator[Metric]:
         c = self._counters
         for name, text, histogram in (
@@ -162,6 +181,14 @@ class EngineCollector(Collector):
         for part, value in c.step_seconds.copy().items():
             seconds.add_metric((*self._labels, part), value)
         yield seconds
+        copies = CounterMetricFamily(
+            "arc:cache_copies",
+            "Copies and allocations of the dense layout, a row's layer each, by what made them.",
+            labels=(*LABELS, "operation"),
+        )
+        for operation, count in c.copies.copy().items():
+            copies.add_metric((*self._labels, operation), count)
+        yield copies
         spans = CounterMetricFamily(
             "arc:span_seconds",
             "Time in spans while profile.enabled is on, by span and channel; a channel that is not known is left out.",

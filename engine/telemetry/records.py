@@ -36,6 +36,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     pages_used: int
     pages_cached: int
     pages_free: int
+    draft: float = 0.0  # the prediction layer's part, where rows speculate
+    draft_tokens: int = 0  # query tokens of the decode rows beyond one each
+
+
+MAX_DEPTH = 4  # spec.depth: most drafts of a row
 
 
 class Histogram:
@@ -110,8 +115,16 @@ class Counters:
     faults: int = 0  # steps that failed
     # seconds of all steps by part; they add up to the steps' wall time
     step_seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("schedule", "forward", "sample", "publish"), 0.0)
+        default_factory=lambda: dict.fromkeys(("schedule", "forward", "sample", "draft", "publish"), 0.0)
     )
+    # speculation: rows whose drafts were verified, and of the drafts at each place how many were there and were right
+    draft_rows: int = 0
+    drafted: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)
+    accepted: list[int] = field(default_factory=lambda: [0] * MAX_DEPTH)
+    undrafted: dict[str, int] = field(default_factory=dict)  # rows that could not speculate, by why
+    copies: dict[str, int] = field(
+        default_factory=dict
+    )  # of the dense layout: copies and allocations, by what made them
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     # gauges of now, refreshed when idle too
     running: int = 0

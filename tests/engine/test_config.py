@@ -87,6 +87,8 @@ def layer_values(draw: st.DrawFn) -> dict[str, Value]:
     for name in names:
         if name == "sched.max_step_tokens":
             values[name] = draw(st.integers(4096, 1 << 20))
+        elif name == "cache.layout":
+            values[name] = "paged"  # dense demands another flag's value
         elif name in ("sched.prefill_chunk", "sched.max_running"):
             values[name] = draw(st.integers(1, 512))
         elif name == "http.host":
@@ -185,7 +187,7 @@ def test_differs_compares_with_the_profile(tmp_path: Path) -> None:
 def test_shipped_profiles_are_complete_operating_points(tmp_path: Path, name: str) -> None:
     settings = load(folder=tmp_path, environ={}, profile=name)
     set_by_profile = {flag for flag in FLAGS if settings.origin(flag).layer is Layer.PROFILE}
-    groups = {"model", "sched", "cache", "kernels", "cpu", "admission"}
+    groups = {"model", "sched", "spec", "cache", "kernels", "cpu", "admission"}
     left_open = {flag for flag in FLAGS if FLAGS[flag].group in groups} - set_by_profile
     # the served name follows the path, pausing is no way to start, and losers exist under bucketed admission only
     assert left_open <= {"model.name", "sched.paused", "admission.bucket_losers"}

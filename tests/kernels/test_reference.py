@@ -265,9 +265,9 @@ def test_each_draft_sees_what_comes_before_it(dtype):
 def test_spread_rows_are_cut_into_groups():
     paged = Paged([900, 4, 880, 3], 8, 3000, torch.float32)
     plan = OPS.mla_decode.plan([900, 4, 880, 3], [1] * 4, paged.tables, 8, 3000)
-    assert [(group.start, group.end) for group in plan.groups] == [(0, 2), (2, 4)]
-    assert plan.order is not None
-    assert plan.order.tolist() == [0, 2, 1, 3]
+    assert [group.rows for group in plan.groups] == [2, 2]
+    assert plan.take is not None
+    assert plan.take.tolist() == [0, 2, 1, 3]
 
 
 @DTYPES

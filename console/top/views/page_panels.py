@@ -179,15 +179,18 @@ def _share_over(samples: Samples) -> float | None:
 
 def speculation(scene: Scene, width: int, height: int) -> list[Line]:
     reading = _page(scene).reading
-    if "drafted" not in reading.counters or "accepted" not in reading.counters:
+    if "draft_tokens" not in reading.counters or "accepted_tokens" not in reading.counters:
         return [
             na(
                 "",
-                "no spec_decode on the page" if narrow(width) else _why(reading.why, "drafted", "accepted"),
+                "no spec_decode on the page"
+                if narrow(width)
+                else _why(reading.why, "draft_tokens", "accepted_tokens"),
             )
         ]
     drafted, accepted = (
-        added(scene.window, lambda each, name=name: getattr(each, name)) for name in ("drafted", "accepted")
+        added(scene.window, lambda each, name=name: getattr(each, name))
+        for name in ("draft_tokens", "accepted_tokens")
     )
     share = figures.percent(accepted, drafted)
     return [

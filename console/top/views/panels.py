@@ -183,9 +183,30 @@ def cache_tail(scene: Scene) -> Line:
 
 
 def speculation(scene: Scene, width: int, height: int) -> list[Line]:
-    if scene.picture.hello is None:
+    snapshot, totals = scene.picture.snapshot, scene.totals
+    if scene.picture.hello is None or snapshot is None:
         return [[(f" {figures.UNKNOWN}", "text")]]
-    return [[(" NA", "text"), ("  not reported by this engine", "dim")]]
+    depth = snapshot.speculation.depth
+    if isinstance(depth, p.NA):
+        return [[(" NA", "text"), (f"  {depth.na}", "dim")]]
+    drafted, accepted = sum(totals.drafted), sum(totals.accepted)
+    if not drafted or not totals.draft_rows:
+        why = "spec.depth is 0" if not depth else "no draft was verified in this window"
+        return [[*field("depth", str(depth)), (f"  {why}", "dim")]]
+    per_row = 1 + accepted / totals.draft_rows
+    lines: list[Line] = [
+        [
+            *field("depth", str(depth)), ("  tokens a row ", "dim"), (figures.decimal(per_row), "text"),
+            ("  accepted ", "dim"), (figures.percent(accepted, drafted), "text"),
+            (f" % of {figures.count(drafted)}", "dim"),
+        ],
+        [(" by place", "dim")],
+    ]  # fmt: skip
+    for right, count in zip(totals.accepted, totals.drafted, strict=True):
+        if count:
+            lines[-1].append((figures.percent(right, count).rjust(8), "text"))
+    lines[-1].append((" %", "dim"))
+    return lines
 
 
 def allocator(scene: Scene, width: int, height: int) -> list[Line]:

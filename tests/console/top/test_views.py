@@ -12,6 +12,7 @@ import pytest
 from arc.console.top import header
 from arc.console.top.lines import ascii_only, text_of
 from arc.console.top.scene import Scene
+from arc.console.top.views import panels
 from arc.console.top.views.catalogue import make_views
 from arc.console.top.views.events import Events
 from arc.console.top.views.flags import Flags, checked
@@ -250,3 +251,21 @@ def test_the_header_names_everything_at_every_size() -> None:
             assert part in text
         tabs = text_of(header.tabs([(v.name, v.short) for v in make_views()], 2, scene(), 4, width))
         assert "[3 Spans]" in tabs and "live 4 Hz" in tabs and "60 s" in tabs and "…" not in tabs
+
+
+def test_the_speculation_panel_says_what_was_right_in_the_window_or_why_there_is_nothing():
+    def said(
+        depth: int | p.NA, drafted: tuple[int, ...] = (), accepted: tuple[int, ...] = (), rows: int = 0
+    ) -> str:
+        samples = picture().samples
+        assert isinstance(samples[-1], p.Sample)
+        last = msgspec.structs.replace(samples[-1], draft_rows=rows, drafted=drafted, accepted=accepted)
+        now = scene(snapshot=snapshot(speculation=p.Speculation(depth=depth)), samples=(*samples[:-1], last))
+        return "\n".join(text_of(line) for line in panels.speculation(now, 60, 2))
+
+    assert "NA  no head" in said(p.NA("no head"))
+    assert "spec.depth is 0" in said(0)
+    assert "no draft was verified" in said(2)
+    full = said(3, (100, 90, 80, 0), (75, 45, 20, 0), 100)
+    assert "tokens a row 2.40" in full and "51.9 % of 270" in full
+    assert full.splitlines()[1].split() == ["by", "place", "75.0", "50.0", "25.0", "%"]

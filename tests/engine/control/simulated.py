@@ -31,6 +31,7 @@ from arc.engine.control.protocol import (
     MemoryPart,
     Pages,
     SequenceView,
+    Speculation,
 )
 from arc.engine.control.recorder import Recorder
 from arc.engine.control.span_messages import SpanReport, Trace
@@ -297,6 +298,7 @@ class SimulatedEngine:
             pages=Pages(PAGES, len(running), 0, PAGES - len(running)),
             draining=self._draining,
             sequences=tuple(_view(work, reason, now) for work in running + waiting),
+            speculation=Speculation(depth=NA("simulated")),
         )
 
     def _drains(self, old: Settings, new: Settings) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def assert_nothing_is_kept(assembly: Assembly) -> None:
     runner = assembly.engine.runner
     assert assembly.engine.sequences == {}
     assert assembly.handle.open_streams == 0
-    assert len(runner._tables) == 0
+    assert len(runner._layout) == 0
     assert runner.sampler._states == {}
     assert assembly.engine.scheduler._entries == {}
 

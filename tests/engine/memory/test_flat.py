@@ -70,7 +70,7 @@ async def test_a_leak_of_a_few_kib_a_token_is_seen(tiny: Path, tmp_path: Path) -
 
         def leak(step):
             result = run(step)
-            leaked.extend(b"\1" * 8192 for _ in result.token_ids)
+            leaked.extend(b"\1" * 8192 for _ in result.tokens)
             return result
 
         assembly.engine.runner.run = leak

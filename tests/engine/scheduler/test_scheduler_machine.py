@@ -23,14 +23,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         size=st.tuples(st.integers(6, 30), st.integers(1, 4)),
         prefix=st.booleans(),
         horizon=st.sampled_from([1, 4, 16]),
+        depth=st.integers(0, 4),
+        right=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         first=st.lists(
             st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(20, 60)), min_size=3, max_size=8
         ),
     )
-    def start(self, size, prefix, horizon, first) -> None:
+    def start(self, size, prefix, horizon, depth, right, first) -> None:
         self.horizon = pressure.HORIZON
         pressure.HORIZON = horizon
-        self.engine = ToyEngine(*size, max_running=5, max_step_tokens=9, prefill_chunk=4, prefix_cache=prefix)
+        self.engine = ToyEngine(
+            *size, max_running=5, max_step_tokens=9, prefill_chunk=4, prefix_cache=prefix, spec_depth=depth
+        )
+        self.engine.model.right = right
         self.open: Step | None = None
         for stem, cut, max_tokens in first:
             self.engine.add(STEMS[stem][:cut], max_tokens)
@@ -119,6 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "admission": st.sampled_from(["ragged", "bucketed"]),
                 "bucket_losers": st.sampled_from(["wait", "preempt"]),
                 "prefix_cache": st.booleans(),
+                "spec_depth": st.integers(0, 4),
                 "page_cap": st.none() | st.integers(1, 40),
             },
         )

@@ -4,6 +4,9 @@ The model writes a digest of the whole prefix into each token's slot and, before
 slot that attention would read. A page shared wrongly, evicted under a reader or written twice shows up as
 corrupted data. Its next token depends on the prefix alone, so what a sequence outputs must not depend on
 anything that else ran.
+
+Its drafter writes slots of its own, in the same pages, and reads them back in the same way. It guesses right or wrong
+at random, which must not show in what comes out either.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ class ToyModel:
     def __init__(self, pages: PageManager) -> None:
         self.page_size = pages.page_size
         self.slots = [-1] * (pages.total * pages.page_size)
+        self.ahead = list(self.slots)  # the drafter's
+        self.luck = random.Random(0)
+        self.right = 0.7  # how often a guess is
         self.known: dict[int, list[int]] = {}
         self.reads = 0
 
@@ -49,26 +55,67 @@ class ToyModel:
 
     def forward(self, step: Step) -> list[tuple[int, ...]]:
         for row in step.rows:  # all writes of a layer come before its reads
-            digests = digests_of(row.seq.tokens, self.known.setdefault(row.seq.number, []))
+            digests = self.digests(row)
             for position in range(row.start, row.start + row.count):
                 self.slots[self.slot(row.seq, position)] = digests[position]
         sampled = []
         for row in step.rows:
-            digests = self.known[row.seq.number]
+            digests = self.digests(row)
             for position in range(row.start + row.count):
                 self.reads += 1
                 assert self.slots[self.slot(row.seq, position)] == digests[position], (
                     f"sequence {row.seq.number} reads wrong KV at {position}"
                 )
             if row.samples:
-                sampled.append((next_token(digests[-1]),))
+                sampled.append(self.verified(row, digests))
         return sampled
+
+    def digests(self, row: Row) -> list[int]:
+        """Of the sequence's tokens and of the row's drafts, which are not known to be right."""
+        known = digests_of(row.seq.tokens, self.known.setdefault(row.seq.number, []))
+        return digests_of([*row.seq.tokens, *row.drafts], list(known))
+
+    def verified(self, row: Row, digests: list[int]) -> tuple[int, ...]:
+        drawn = [next_token(digest) for digest in digests[len(row.seq.tokens) - 1 :]]
+        right = 0
+        while right < len(row.drafts) and row.drafts[right] == drawn[right]:
+            right += 1
+        return tuple(drawn[: right + 1])
+
+    def draft(self, step: Step, sampled: list[tuple[int, ...]], depth: int) -> dict[int, tuple[int, ...]]:
+        """Fill the drafter's slots for what the step computed, and guess on, where nothing of a row is missing."""
+        results = iter(sampled)
+        drafts: dict[int, tuple[int, ...]] = {}
+        for row in step.rows:
+            seq = row.seq
+            new = next(results) if row.samples else ()
+            if seq.status is not Status.RUNNING or seq.predicted != row.start:
+                continue
+            end = row.start + (len(new) if row.decode else row.count)
+            digests = digests_of([*seq.tokens, *new], list(self.known[seq.number]))
+            for position in range(row.start, end):
+                self.ahead[self.slot(seq, position)] = digests[position]
+            for position in range(end):
+                assert self.ahead[self.slot(seq, position)] == digests[position], (
+                    f"sequence {seq.number} drafts from wrong slots at {position}"
+                )
+            held = len(seq.pages) * self.page_size - end + 1
+            wanted = min(depth, seq.request.params.max_tokens - seq.output_len - len(new) - 1, held)
+            guesses: list[int] = []
+            for place in range(wanted if new else 0):
+                token = next_token(digests[-1])
+                guesses.append(token if self.luck.random() < self.right else token + 1)
+                digests = digests_of([*seq.tokens, *new, *guesses], digests)
+                if place:
+                    self.ahead[self.slot(seq, end + place - 1)] = -3  # of a token that may never come
+            drafts[seq.number] = tuple(guesses)
+        return drafts
 
     def fail(self, step: Step) -> None:
         """A forward that dies half way leaves anything in the slots that it was to write."""
         for row in step.rows:
             for position in range(row.start, row.start + row.count):
-                self.slots[self.slot(row.seq, position)] = -2
+                self.slots[self.slot(row.seq, position)] = self.ahead[self.slot(row.seq, position)] = -2
 
     def reference(self, prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
         tokens = list(prompt)
@@ -96,6 +143,7 @@ class ToyEngine:
         self.live: dict[int, Sequence] = {}
         self.finished: list[Sequence] = []
         self.steps = 0
+        self.accepted = self.drafted = 0
         self.preemptions = self.recomputed = self.computed = self.queries = self.hits = 0
 
     def add(
@@ -135,6 +183,7 @@ class ToyEngine:
             self.preemptions += len(step.preempted)
             self.recomputed += step.recomputed_tokens
             self.computed += step.tokens
+            self.drafted += step.draft_tokens
             self.queries += step.prefix_queries
             self.hits += step.prefix_hits
         self.check()
@@ -155,12 +204,23 @@ class ToyEngine:
         results = self.model.forward(step)
         for row in step.rows[len(step.rows) - lost :]:
             self.cancel(row.seq)
-        self.scheduler.commit(step, results)
+        drafts = self.model.draft(step, results, self.config.spec_depth) if self.config.spec_depth else {}
+        rows = [row for row in step.rows if row.samples]
+        self.accepted += sum(len(tokens) - 1 for tokens in results)
+        cut = [self.cut(row.seq, tokens) for row, tokens in zip(rows, results, strict=True)]
+        self.scheduler.commit(step, cut, drafts)
         for row in step.rows:
             seq = row.seq
             if row.samples and seq.status is Status.RUNNING:
                 self.judge(seq)
         self.check()
+
+    def cut(self, seq: Sequence, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Up to the token that ends the sequence."""
+        tokens = tokens[: max(seq.request.params.max_tokens - seq.output_len, 1)]
+        if EOS in tokens and not seq.request.params.ignore_eos:
+            return tokens[: tokens.index(EOS) + 1]
+        return tokens
 
     def judge(self, seq: Sequence) -> None:
         params = seq.request.params
@@ -207,18 +267,20 @@ class ToyEngine:
         counts: dict = {}
         for seq in waiting:
             assert seq.status is Status.WAITING and not seq.pages and not seq.computed
+            assert not seq.predicted and not seq.drafts
             assert seq.wait_reason is not None
             counts[seq.wait_reason] = counts.get(seq.wait_reason, 0) + 1
         assert counts == scheduler.waiting_by_reason()
         for seq in running:
             assert seq.status is Status.RUNNING
-            assert seq.computed < len(seq.tokens)
+            assert seq.predicted <= seq.computed < len(seq.tokens)
             assert len(seq.pages) * self.pages.page_size >= seq.computed
 
     def check_step(self, step: Step) -> None:
         config = self.config
         assert step.tokens <= config.max_step_tokens
         assert step.decode_rows == sum(row.decode for row in step.rows)
+        assert step.tokens == sum(row.count for row in step.rows)
         assert step.prompt_tokens == sum(row.count for row in step.rows if not row.decode)
         assert len({row.seq.number for row in step.rows}) == len(step.rows)
         assert [row.decode for row in step.rows] == sorted((row.decode for row in step.rows), reverse=True)
@@ -243,8 +305,12 @@ class ToyEngine:
         seq = row.seq
         assert seq.status is Status.RUNNING
         assert row.start == seq.computed
-        assert 1 <= row.count <= seq.remaining
-        assert row.samples == (row.start + row.count == len(seq.tokens))
+        assert 1 <= row.count - len(row.drafts) <= seq.remaining
+        assert row.drafts == seq.drafts[: len(row.drafts)]
+        assert len(row.drafts) <= self.config.spec_depth
+        assert row.decode or not row.drafts
+        assert row.start + row.count < seq.prompt_len + seq.request.params.max_tokens
+        assert row.samples == (row.start + row.count - len(row.drafts) == len(seq.tokens))
         assert row.decode == (seq.remaining == 1)
         assert row.decode or row.count <= self.config.prefill_chunk
         assert len(seq.pages) * self.pages.page_size >= row.start + row.count

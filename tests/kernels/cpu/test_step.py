@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from arc.engine.model.layer import LayerStack
 from arc.engine.model.deepseek import DeepseekModel
 from arc.kernels import Target, resolve
 from arc.kernels.cpu import NativeBackend, library
@@ -184,16 +185,14 @@ def test_sections_cover_the_step_and_nest():
 def test_a_stack_may_be_any_layers():
     """As a prediction layer needs it: one layer over a cache of its own, its hidden states for all tokens."""
     model = build(WIDE, hub_tensors(WIDE.oracle()), kernels(LEVELS[0], torch.float32), torch.float32)
-    decoder = model._kernels.decoder
-    assert decoder is not None
     runner = Runner(model)
     batch = runner.batch([("a", [1, 2, 3, 4])], 0)
     step = model.plan(batch, runner.page_size)
-    final_norm = model._final_norm
+    assert model._kernels.decoder is not None
     one, other = model.embed(batch.token_ids), model.embed(batch.token_ids)
-    stacks = [model._pack_stack(model.layers[n : n + 1], final_norm) for n in range(3)]
+    stacks = [LayerStack(model.config, model._kernels, [layer], model._final_norm) for layer in model.layers]
     hidden = one.new_empty(0)
     for stack, latents in zip(stacks, runner.cache.layers, strict=True):
-        hidden = decoder(one, stack, [latents], step)
-    assert torch.equal(hidden, decoder(other, model._stack, runner.cache.layers, step))
+        hidden = stack.run(one, [latents], step, torch.float32)
+    assert torch.equal(hidden, model.run_layers(other, runner.cache, step))
     assert torch.equal(one, other) and hidden.shape == (4, WIDE.hidden)
