@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from arc.engine.model.layer import LayerStack
 from arc.engine.model.deepseek import DeepseekModel
+from arc.engine.model.layer import LayerStack
 from arc.kernels import Target, resolve
 from arc.kernels.cpu import NativeBackend, library
 from arc.kernels.dispatch import KernelSet
