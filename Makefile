@@ -45,12 +45,13 @@ pictures: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.spans
 
 soak: $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.soak
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info kernels/cpu/_native*.so .pytest_cache .ruff_cache .hypothesis
 
 # The stamps: a target is made again only when a pin or a dependency changed, so that a second run starts at once.
 
@@ -70,11 +71,14 @@ $(VENV)/build.stamp: $(VENV)/python.stamp constraints.txt
 	$(PIP) setuptools setuptools-scm
 	@touch $@
 
-$(VENV)/engine.stamp: $(VENV)/build.stamp pyproject.toml
+# The C++ kernels are built by the installation, so their sources are a reason for a new one.
+NATIVE := $(wildcard kernels/cpu/native/*)
+
+$(VENV)/engine.stamp: $(VENV)/build.stamp pyproject.toml $(NATIVE)
 	$(PIP) --no-build-isolation --editable '.[engine]'
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/build.stamp pyproject.toml
+$(VENV)/dev.stamp: $(VENV)/build.stamp pyproject.toml $(NATIVE)
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@ $(VENV)/engine.stamp
 

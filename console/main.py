@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "save": (".commands.save:save", "Write runtime values to arc.toml."),
     "events": (".commands.events:events", "Show what happened, and with -f what happens."),
     "sequences": (".commands.sequences:sequences", "List what runs and what waits, and why."),
+    "spans": (".commands.spans:spans", "Show where the time of a step goes, span by span."),
+    "profile": (".commands.profile:profile", "Record a timeline of some seconds, or compare two."),
     "cancel": (".commands.sequences:cancel", "Cancel sequences by id."),
     "pause": (".commands.change:pause", "Admit nothing; what runs goes on."),
     "resume": (".commands.change:resume", "Admit again."),

@@ -190,16 +190,48 @@ _DECLARED: tuple[Flag, ...] = (
         "card; on the host half, and no more than sched.max_running sequences of model.max_len tokens fill",
         RESTART, unit="MiB", low=1, high=16_777_216, words=("auto",),
     ),
+    # the allocator
+    Flag(
+        "alloc.enabled", "bool", True,
+        "large buffers of a step come from a bounded pool, on a card from torch's own cache, its rest bounded; off: "
+        "from the system",
+        LIVE,
+    ),
+    Flag(
+        "alloc.cap_mib", "int", "auto",
+        "most memory that the allocator holds; auto takes an eighth of what is measured free when it is armed, at "
+        "least 64 MiB and at most 1024 MiB; 0 is unbounded, for comparison only",
+        LIVE, unit="MiB", low=0, high=16_777_216, words=("auto",),
+        danger="0 lets it grow with every new size of buffer; a lower cap evicts at the next step border",
+    ),
     # computing
     Flag(
         "kernels.backend", "choice", "auto",
-        "auto: the fastest backend that takes each operation; torch: the reference everywhere",
-        LIVE, choices=("auto", "torch"), danger="torch is slower; it is there to compare and to rule a kernel out",
+        "auto: the fastest backend that takes each operation; native: C++ for the processor; torch: the reference; "
+        "weights are laid out for one backend, so a change needs a restart",
+        RESTART, choices=("auto", "native", "torch"),
+    ),
+    Flag(
+        "kernels.weights", "choice", "stored",
+        "how weights are kept, where a backend can: stored, in model.dtype; int8; int4 for the MLPs and int8 for the "
+        "rest (docs/kernels-cpu.md says what each costs in accuracy)",
+        RESTART, choices=("stored", "int8", "int4"),
     ),
     Flag(
         "cpu.threads", "int", "auto",
         "threads that compute on the CPU; auto leaves one of this process's cores to the API and the control socket",
         RESTART, unit="threads", low=1, high=1024, words=("auto",),
+    ),
+    # the instruments
+    Flag(
+        "profile.enabled", "bool", False,
+        "time where each step goes: the spans of `arc spans`; off costs nothing",
+        LIVE,
+    ),
+    Flag(
+        "profile.detail", "choice", "layer",
+        "how deep spans go: the parts of a step; its layers too; the operations in each layer too",
+        LIVE, choices=("step", "layer", "op"), danger="op costs a few percent of the steps that it times",
     ),
     # the HTTP API
     Flag(

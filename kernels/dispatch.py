@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from . import reference
+from . import cpu, reference
 from .operations import (
     AddRmsNorm,
+    Decoder,
     GatedMlp,
     KvUp,
     LatentWrite,
@@ -21,6 +22,7 @@ from .operations import (
     Refusal,
     RmsNorm,
     Rope,
+    Stamps,
     Target,
 )
 
@@ -38,7 +40,7 @@ class Backend(Protocol):
         ...
 
     def offer(self, operation: str, target: Target) -> Any:
-        """The operation, or a `Refusal`."""
+        """The operation, or a `Refusal`. Beside the operations it is asked for a "decoder"."""
         ...
 
 
@@ -67,16 +69,18 @@ class KernelSet:
     moe_gate: MoeGate
     moe_experts: MoeExperts
     resolutions: tuple[Resolution, ...]
+    stamps: Stamps | None = None  # of a backend that times its own sections
+    decoder: Decoder | None = None  # of a backend that runs every operation, and all of them in one call
 
     def table(self) -> tuple[Resolution, ...]:
         """(operation, backend, refused) in the order of the fields."""
         return self.resolutions
 
 
-OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name != "resolutions")
+OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name not in ("resolutions", "stamps", "decoder"))
 
 # In the order of preference; the reference is last, takes every operation and runs everywhere that torch does.
-BACKENDS: tuple[Backend, ...] = (reference.BACKEND,)
+BACKENDS: tuple[Backend, ...] = (cpu.BACKEND, reference.BACKEND)
 
 
 def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS) -> KernelSet:
@@ -106,7 +110,21 @@ def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS)
         else:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
             raise KernelError(f"no backend runs {operation} on {target.device} in {target.dtype} ({reasons})")
-    return KernelSet(**chosen, resolutions=tuple(resolutions))
+    decoder = _decoder({line.backend for line in resolutions}, by_name, target)
+    return KernelSet(
+        **chosen,
+        resolutions=tuple(resolutions),
+        stamps=None if decoder is None else decoder.stamps,
+        decoder=decoder,
+    )
+
+
+def _decoder(chosen: set[str], by_name: Mapping[str, Backend], target: Target) -> Decoder | None:
+    """The whole-step form of the one backend that runs everything: it reads weights in that backend's layout alone."""
+    if len(chosen) > 1:
+        return None
+    offer = by_name[chosen.pop()].offer("decoder", target)
+    return None if isinstance(offer, Refusal) else offer
 
 
 def _named(choice: str, by_name: Mapping[str, Backend], target: Target) -> Backend:

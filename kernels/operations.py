@@ -23,12 +23,54 @@ Plan = Any  # a backend's host-side plan of one step
 Expand = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
+class Buffers(Protocol):
+    """Where large results of a step get their memory, for operations that can write into a given place."""
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        """A contiguous place for one result, its contents undefined; None: let torch allocate, as `out=None` does.
+
+        The place is given back by itself when no tensor refers to it any more. Whoever holds on to it past the step
+        says so with `keep`.
+        """
+        ...
+
+    def keep(self, tensor: Tensor) -> None:
+        """`tensor`, taken here or not, is meant to outlive the step."""
+        ...
+
+    def bypass(self) -> None:
+        """Count a result that its operation cannot be given a place for."""
+        ...
+
+
+class SystemBuffers:
+    """No buffers: every operation allocates as torch does."""
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        return None
+
+    def keep(self, tensor: Tensor) -> None:
+        return
+
+    def bypass(self) -> None:
+        return
+
+
+SYSTEM = SystemBuffers()
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and in which dtype the operations will run."""
+    """Where and in which dtype the operations will run, and where their large results get their memory.
+
+    weights: how those of linear, gated_mlp and moe_experts are kept: `stored`, in the dtype; `int8`; or `int4`, where
+    linear's are int8. Activations keep the dtype. What is not kept so is refused, never kept otherwise.
+    """
 
     device: torch.device
     dtype: torch.dtype
+    weights: str = "stored"
+    buffers: Buffers = SYSTEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,5 +280,89 @@ class MoeExperts(Protocol):
         """The weighted sum of each token's experts, plus the shared one: [T, H] to [T, H].
 
         Dispatch, experts, combination and the shared expert are one operation, since the fast forms fuse them.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOperands:
+    """What one layer's attention holds; every `Packed` comes from the operation that it belongs to."""
+
+    norm: Tensor  # [H] fp32, of what enters
+    down: Packed  # linear: q_a, or q, and kv_a in one
+    query_norm: Tensor | None  # [q_lora] fp32; None: no query latent, and `down` gives the queries
+    query_up: Packed | None  # linear
+    latent_norm: Tensor  # [rank] fp32
+    kv_up: Packed
+    out: Packed  # linear
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertOperands:
+    gate: Tensor  # [E, H] fp32
+    bias: Tensor | None  # [E] fp32
+    routing: RoutingSpec
+    experts: Packed  # moe_experts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOperands:
+    attention: AttentionOperands
+    mlp_norm: Tensor  # [H] fp32
+    mlp: Packed | ExpertOperands  # gated_mlp, or a gate and experts
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What all layers of a stack share."""
+
+    hidden: int
+    heads: int
+    rank: int
+    nope: int
+    rope: int
+    v: int
+    eps: float  # of the norms of the residual
+    latent_eps: float  # of the norms of the two latents
+    softmax_scale: float
+
+
+class StepInputs(Protocol):
+    """A step as the layers see it: what the operations get one by one, together."""
+
+    @property
+    def turns(self) -> Tensor: ...  # [T, rope / 2] complex64
+    @property
+    def slots(self) -> Tensor: ...  # [T] int64
+    @property
+    def decode_tokens(self) -> int: ...  # these come first
+    @property
+    def decode(self) -> Plan | None: ...  # mla_decode's
+    @property
+    def prefill(self) -> Plan | None: ...  # mla_prefill's
+
+
+class Decoder(Protocol):
+    """Layers run over a step's tokens in one call. Not every backend has this: they then run one by one.
+
+    It does what the operations do in their order, up to the order of sums and to roundings between them that it leaves
+    out. Layers may be any list: the model's, or one prediction layer with a cache of its own.
+    """
+
+    @property
+    def stamps(self) -> Stamps:
+        """The sections of its calls, whatever stack they ran."""
+        ...
+
+    def pack(self, layers: Sequence[LayerOperands], final_norm: Tensor, shape: DecoderShape) -> Packed:
+        """The stack, for calls; it keeps what the operands hold alive. final_norm [H] fp32."""
+        ...
+
+    def __call__(
+        self, residual: Tensor, packed: Packed, caches: Sequence[Tensor], step: StepInputs
+    ) -> Tensor:
+        """Add all layers to `residual` [T, H] fp32 in place; give its final norm [T, H] in the model's dtype.
+
+        caches: one [slots, W] a layer, to which the tokens' latents are written.
         """
         ...

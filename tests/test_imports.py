@@ -17,7 +17,9 @@ PRODUCT = ("console", "engine", "kernels")
 # What the console may use of the engine: message types and settings, which import no torch and start fast.
 CONSOLE_MAY = {
     "engine.control.protocol",
+    "engine.control.allocator_messages",
     "engine.control.paths",
+    "engine.control.span_messages",
     "engine.control.recording",  # the reading side of the flight recorder
     "engine.flags",
     "engine.config",
@@ -40,16 +42,20 @@ ENGINE_MAY: dict[str, set[str]] = {
     "preflight": {"config", "folder", "control.paths"},
     "scheduler": {"sequence"},
     "telemetry": {"sequence"},
+    "memory": {"telemetry", "control.allocator_messages", "control.protocol"},
     "model": {"folder"},
     "sampling": {"sequence"},
+    "profiler": {"control.protocol", "control.span_messages"},  # messages alone
     "text": {"sequence", "folder"},
     "control": {"core.interface", "core.inbox", "flags", "config", "telemetry", "sequence", "version"},
     "core": {
         "folder",
         "control",
         "scheduler",
+        "memory",
         "model",
         "sampling",
+        "profiler",
         "text",
         "telemetry",
         "flags",
@@ -61,7 +67,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "carried": {"model", "text"},
 }
 WIRES = {"serve", "service"}  # put all parts together: they may import each
-USES_KERNELS = {"model", "sampling", "core", *WIRES}
+USES_KERNELS = {"memory", "model", "sampling", "core", "profiler", *WIRES}
 
 # Third-party packages that a part may not import, at any time: the console and the scheduler run without them.
 WITHOUT: dict[str, set[str]] = {
@@ -69,12 +75,14 @@ WITHOUT: dict[str, set[str]] = {
     "engine/scheduler": {"torch", "numpy", "triton"},
     "engine/telemetry": {"torch", "triton"},
     "engine/control/protocol.py": {"torch", "numpy", "aiohttp"},
+    "engine/control/allocator_messages.py": {"torch", "numpy", "aiohttp"},
     "engine/flags.py": {"torch", "numpy", "click", "msgspec"},
     "engine/config.py": {"torch", "numpy", "click", "msgspec"},
     "engine/options.py": {"torch", "numpy"},
     "engine/preflight.py": {"torch", "numpy"},
     "engine/folder.py": {"torch", "numpy"},
     "engine/sequence.py": {"torch", "numpy"},
+    "engine/control/span_messages.py": {"torch", "numpy", "aiohttp"},
 }
 
 

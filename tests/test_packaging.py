@@ -10,7 +10,7 @@ import tomllib
 import venv
 import zipfile
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 from packaging.requirements import Requirement
@@ -88,7 +88,9 @@ def test_every_file_is_in_the_wheel(wheel: Path) -> None:
         shipped = {name for name in archive.namelist() if name.startswith("arc/")}
     files = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
     built = {path for path in files if path.parent.name == "__pycache__" or path.suffix == ".so"}
-    assert shipped == {f"arc/{path.relative_to(ROOT)}" for path in files - built}
+    libraries = {name for name in shipped if name.endswith(".so")}
+    assert [PurePath(name).name.partition(".")[0] for name in libraries] == ["_native"]  # a compiler is here
+    assert shipped - libraries == {f"arc/{path.relative_to(ROOT)}" for path in files - built}
 
 
 def test_every_folder_with_code_is_a_package() -> None:

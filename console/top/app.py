@@ -183,6 +183,10 @@ class Console(App[None]):
         if self._reader:
             self._reader.wants_sequences = wanted
 
+    def wants_spans(self, seconds: float | None) -> None:
+        if self._reader:
+            self._reader.wants_spans = seconds
+
     def next_theme(self) -> None:
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)]

@@ -67,7 +67,7 @@ class FlightTape:
             samples=self._window(moment),
             events=_with_gap(events),
             flags=self._flags(moment),
-            spans="a flight recorder keeps no spans",
+            spans=p.NA("a flight recorder keeps no spans"),
             allocator="a flight recorder keeps nothing of the allocator",
             lacks=_LACKS,
         )

@@ -30,7 +30,8 @@ def header(scene: Scene, width: int) -> Line:
             end.append(_changed(len(snapshot.changed)))
         end.extend([("   step ", "dim"), (f"{_step_age(scene):>6}", "text"), (" ago", "dim")])
     if width >= 150:
-        end.extend([(f"   {hello.revision}", "dim"), ("   proof NA", "dim")])
+        end.extend([(f"   {hello.revision}", "dim")])
+    end.extend(_proof(snapshot, width))
     if scene.session.recording:
         end.append(("   ● rec", "bad" if scene.session.trouble else "need"))
     if scene.session.demo is not None:
@@ -59,6 +60,20 @@ def _state(scene: Scene) -> Piece:
     if snapshot is None:
         return ("◌ attached", "dim")
     return _STATE[snapshot.state]
+
+
+def _proof(snapshot: p.Snapshot | None, width: int) -> Line:
+    """Of the instruments: where there is room, and at any width when they are not to be trusted."""
+    instruments = snapshot.instruments if snapshot is not None else None
+    if instruments is not None and instruments.verdict == "fail":
+        return [("   ▲ proof FAIL", "bad")]
+    if width < 150:
+        return []
+    if instruments is None:
+        return [("   proof NA", "dim")]
+    if not instruments.spans:
+        return [("   spans off", "dim")]
+    return [("   proof ok" if instruments.verdict == "pass" else "   proof --", "dim")]
 
 
 def _changed(count: int) -> Piece:
@@ -154,6 +169,9 @@ def alarms(scene: Scene) -> list[Line]:
         found.append(stalled)
     elif (wedged := _nothing_runs(snapshot)) is not None:
         found.append(wedged)
+    if snapshot.instruments is not None and snapshot.instruments.verdict == "fail":
+        text = shown.plain(snapshot.instruments.text)
+        found.append([(" ▲ DO NOT TRUST THE SPANS ", "bad"), (f"  {text}", "text")])
     if link.restarted is not None and scene.now - link.restarted < 60:
         text = f" ▲ RESTARTED {shown.clock(link.restarted)} "
         found.append([(text, "need"), ("  counters began anew", "text")])
@@ -165,7 +183,7 @@ def _no_step(scene: Scene, snapshot: p.Snapshot) -> Line | None:
     mean = scene.totals.per_step(scene.totals.step_seconds) or 0.0
     patience = max(STALL, 5 * mean)
     if snapshot.step_open is not None and snapshot.step_open > patience:
-        lasting, what = snapshot.step_open, "open span: NA, there is no span instrument"
+        lasting, what = snapshot.step_open, f"open span: {_open_span(snapshot)}"
     elif snapshot.running and snapshot.step_age is not None and snapshot.step_age > patience:
         lasting, what = snapshot.step_age, "no step is open"
     else:
@@ -174,6 +192,14 @@ def _no_step(scene: Scene, snapshot: p.Snapshot) -> Line | None:
         (f" ▲ NO STEP for {shown.seconds(lasting)} ", "bad"),
         (f"  {what}   {snapshot.running} running, {snapshot.waiting} waiting", "text"),
     ]
+
+
+def _open_span(snapshot: p.Snapshot) -> str:
+    instruments = snapshot.instruments
+    if instruments is None:
+        return "NA, this engine has no span instrument"
+    span = instruments.open_span
+    return f"NA, {span.na}" if isinstance(span, p.NA) else shown.plain(span)
 
 
 def _nothing_runs(snapshot: p.Snapshot) -> Line | None:

@@ -66,6 +66,7 @@ KEYS: tuple[Key, ...] = (
     Key("history_forward", "right", "Right", "forward, at last to now", "Time"),
     Key("window_shorter", "left_square_bracket", "[", "shorter window", "Time"),
     Key("window_longer", "right_square_bracket", "]", "longer window: 30 s to 60 min", "Time"),
+    Key("pin", "P", "P", "pin this moment's spans to compare with, or let them go", "Time"),
     Key("mark", "m", "m", "drop a named mark", "Time", changes_engine=True),
     Key("replay_back", "less_than_sign,shift+left", "<", "a picture back", "Replay", call="replay_step(-1)"),
     Key("replay_on", "greater_than_sign,shift+right", ">", "a picture on", "Replay", call="replay_step(1)"),

@@ -67,8 +67,12 @@ class Main(Screen[None]):
 
     def on_mount(self) -> None:
         self.dress()
-        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
+        self._ask_for_what_is_shown()
         self._tick()
+
+    def _ask_for_what_is_shown(self) -> None:
+        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
+        self._owner.wants_spans(SPANS[self._span] if self.view.wants_spans else None)
 
     def dress(self) -> None:
         for canvas in self.query(Canvas):
@@ -144,7 +148,7 @@ class Main(Screen[None]):
         return self.query_one(f"#{name}", Canvas)
 
     def on_resize(self) -> None:
-        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
+        self._ask_for_what_is_shown()
         self.draw()
 
     def _hints(self) -> list[tuple[str, str]]:
@@ -179,7 +183,7 @@ class Main(Screen[None]):
 
     def go(self, index: int) -> None:
         self._current = index % len(self._views)
-        self._owner.wants_sequences(self.view.wants_sequences(self.size.width))
+        self._ask_for_what_is_shown()
         self.draw()
 
     def action_view(self, index: int) -> None:
@@ -369,10 +373,17 @@ class Main(Screen[None]):
 
     def action_window_longer(self) -> None:
         self._span = (self._span + 1) % len(SPANS)
+        self._ask_for_what_is_shown()
         self.draw()
 
     def action_window_shorter(self) -> None:
         self._span = (self._span - 1) % len(SPANS)
+        self._ask_for_what_is_shown()
+        self.draw()
+
+    def action_pin(self) -> None:
+        if self._scene is None or not self.view.pin(self._scene):
+            self.tell("there is nothing to pin here")
         self.draw()
 
     # -- a replay -------------------------------------------------------------------------------------------------

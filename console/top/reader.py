@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ...engine.control import protocol as p
+from ...engine.control import span_messages as s
 from ..client import Client, NoEngine, Refused, StreamEvent
 from .host import HostReader
 from .store import Store, last_number
@@ -23,17 +24,21 @@ _PATIENCE = (
 _RETRY = 0.5
 _SAMPLES_EVERY = 1.0
 _MEMORY_EVERY = 5.0
+_SPANS_EVERY = 1.0
+FIRST_SPANS = 60.0  # seconds that the first picture's spans are over
+MOST_SPANS = 900.0
 MOST_SEQUENCES = 20_000
 
 
 class Reader:
-    """Fills the store from the engine at `path`. `wants_sequences` may be changed at any time."""
+    """Fills the store from the engine at `path`. What it wants may be changed at any time."""
 
     def __init__(
         self, path: Path, store: Store, *, hz: float, viewer: bool, keeps_sequences: bool = False
     ) -> None:
         """`keeps_sequences`: ask for them once a second also while no view shows them."""
         self.wants_sequences = False
+        self.wants_spans: float | None = None  # over so many seconds
         self._keeps_sequences = keeps_sequences
         self._path = path
         self._store = store
@@ -74,7 +79,7 @@ class Reader:
             if message.event == "bye":
                 raise NoEngine(msgspec.json.decode(message.data, type=p.Bye).reason)
             if self._take(message):
-                session.ask_what_is_due(self.wants_sequences)
+                session.ask_what_is_due(self.wants_sequences, self.wants_spans)
 
     def _take(self, message: StreamEvent) -> bool:
         """Whether it was a snapshot."""
@@ -98,10 +103,24 @@ def attach(ask: Client, store: Store) -> p.Hello:
     store.attached(hello, ask.get("/v1/history", p.History), events, time.time())
     store.put(
         flags=ask.get("/v1/flags", p.Flags),
-        spans=_why_not(ask, "/v1/spans"),
+        spans=spans_of(ask, FIRST_SPANS),
         allocator=_why_not(ask, "/v1/allocator"),
     )
     return hello
+
+
+def spans_of(ask: Client, window: float) -> s.SpanReport | p.NA:
+    """Where the steps of the last `window` seconds went, or why nobody knows."""
+    raw = ask.raw("GET", "/v1/spans", query={"window": min(window, MOST_SPANS)})
+    answer: dict[str, Any] = msgspec.json.decode(raw, type=dict)
+    if set(answer) == {"na"}:
+        return msgspec.convert(answer, p.NA)
+    try:
+        return msgspec.convert(answer, s.SpanReport)
+    except (
+        msgspec.ValidationError
+    ) as error:  # another version's: the rest of the console is of use all the same
+        return p.NA(f"this console cannot show what the engine answers: {error}")
 
 
 def _why_not(ask: Client, path: str) -> str:
@@ -118,12 +137,16 @@ class _Session:
         self._ask = ask
         self._store = store
         self._host = HostReader(hello.pid, hello.device)
-        self._samples_due = self._memory_due = 0.0
+        self._samples_due = self._memory_due = self._spans_due = 0.0
+        self._spans_over: float | None = None
 
-    def ask_what_is_due(self, sequences: bool) -> None:
+    def ask_what_is_due(self, sequences: bool, spans: float | None) -> None:
         store, now = self._store, time.monotonic()
         if sequences or (self._keeps_sequences and now >= self._samples_due):
             store.put(sequences=self._ask.get("/v1/sequences", p.Sequences, limit=MOST_SEQUENCES))
+        if spans is not None and (now >= self._spans_due or spans != self._spans_over):
+            self._spans_due, self._spans_over = now + _SPANS_EVERY, spans
+            store.put(spans=spans_of(self._ask, spans))
         if now >= self._samples_due:
             self._samples_due = now + _SAMPLES_EVERY
             samples = store.picture.samples

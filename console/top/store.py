@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...engine.control import protocol as p
+from ...engine.control import span_messages as s
 from .host import Host
 
 KEPT_SAMPLES = 3600  # an hour of seconds, as the engine keeps
@@ -42,7 +43,7 @@ class Picture:
     flags: p.Flags | None = None
     memory: p.Memory | None = None
     host: Host | None = None
-    spans: str = ""  # why there are none; empty until asked
+    spans: s.SpanReport | p.NA | None = None  # None until asked
     allocator: str = ""
     lacks: frozenset[str] = frozenset()  # what the samples do not tell, though they have a number for it
 

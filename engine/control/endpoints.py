@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from . import allocator_messages as a
 from . import protocol as p
+from . import span_messages as s
 
 Method = Literal["GET", "PATCH", "POST", "DELETE"]
 
@@ -24,6 +26,7 @@ class Endpoint:
     query: type[msgspec.Struct] = p.NoQuery
     body: type[msgspec.Struct] | None = None
     stream: bool = False
+    or_na: bool = False  # or NA in its place: there is nothing to answer with, and why
     errors: tuple[int, ...] = ()  # beside those that every endpoint may give
 
     @property
@@ -45,8 +48,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v1/flags", "flags", "Every flag: value, source, bounds, reach, meaning", p.Flags),
     Endpoint("GET", "/v1/config", "config", "Effective values and all their layers", p.Config),
     Endpoint("GET", "/v1/memory", "memory", "Memory by component", p.Memory),
-    Endpoint("GET", "/v1/spans", "spans", "Where a step's time goes", p.Unavailable),
-    Endpoint("GET", "/v1/allocator", "allocator", "What the allocator holds", p.Unavailable),
+    Endpoint("GET", "/v1/spans", "spans", "Where a step's time goes", s.SpanReport, s.SpansQuery, or_na=True),
+    Endpoint("GET", "/v1/trace", "trace", "Single calls, for a timeline", s.Trace, s.TraceQuery, or_na=True),
+    Endpoint("GET", "/v1/allocator", "allocator", "What the allocator holds", a.Allocator, a.AllocatorQuery),
     Endpoint("GET", "/v1/stream", "stream", "Snapshots and events as they come", None, p.StreamQuery, stream=True),
     Endpoint(
         "PATCH", "/v1/flags", "patch_flags", "Change flags: all or none", p.Applied, body=p.FlagsPatch, errors=_FLAGS
@@ -120,7 +124,7 @@ def _parts(pattern: list[str], segments: list[str]) -> dict[str, str] | None:
 def openapi(version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of the table above."""
     types = {endpoint.answer for endpoint in ENDPOINTS} | {endpoint.body for endpoint in ENDPOINTS}
-    types |= {endpoint.query for endpoint in ENDPOINTS} | {p.Problem, *STREAMED.values()}
+    types |= {endpoint.query for endpoint in ENDPOINTS} | {p.Problem, p.NA, *STREAMED.values()}
     ordered = sorted((each for each in types if each is not None), key=lambda each: each.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     reference = dict(zip(ordered, schemas, strict=True))
@@ -150,7 +154,9 @@ def _operation(
     elif endpoint.answer is None:
         content = {"application/json": {"schema": {"type": "object"}}}
     else:
-        content = {"application/json": {"schema": reference[endpoint.answer]}}
+        answer = reference[endpoint.answer]
+        schema = {"anyOf": [answer, reference[p.NA]]} if endpoint.or_na else answer
+        content = {"application/json": {"schema": schema}}
     responses: dict[str, Any] = {"200": {"description": endpoint.summary, "content": content}}
     for status in sorted({*EVERYWHERE, *endpoint.errors}):
         responses[str(status)] = {"description": "not done", "content": problem}

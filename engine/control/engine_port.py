@@ -16,10 +16,12 @@ import msgspec
 from ..config import Settings
 from ..core.interface import EngineInfo
 from ..telemetry.records import Counters, StepRecord
+from .allocator_messages import AllocatorState
 from .changes import Pending
 from .commands import Command
 from .events import EventLog
-from .protocol import MemoryPart, Pages, SequenceView
+from .protocol import NA, Instruments, MemoryPart, Pages, SequenceView
+from .span_messages import SpanReport, Trace
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     pages: Pages
     draining: bool
     sequences: tuple[SequenceView, ...]  # running ones first, each group by arrival
+    allocator: AllocatorState | None = None
 
 
 class ControlPort(Protocol):
@@ -62,6 +65,18 @@ class ControlPort(Protocol):
 
     def call(self, command: Command) -> Future[Any]:
         """Have the engine thread carry out a command at a step border; the result's type is the command's own."""
+        ...
+
+    def spans(self, window: float) -> SpanReport | NA:
+        """Where the steps of the last `window` seconds went; NA while nothing was recorded. From any thread."""
+        ...
+
+    def trace(self, seconds: float) -> Trace | NA:
+        """The single calls of the last `seconds`. From any thread."""
+        ...
+
+    def instruments(self) -> Instruments:
+        """Whether spans are recorded, and their proof. From any thread."""
         ...
 
     def memory(self) -> Sequence[MemoryPart]:

@@ -17,7 +17,9 @@ import msgspec
 from ..config import Refused
 from ..core.interface import Closed
 from . import protocol as p
+from . import span_messages as s
 from . import views
+from .allocator_messages import Allocator
 from .audit import Audit, Entry
 from .commands import (
     Actor,
@@ -41,7 +43,6 @@ WATCHED = 0.25  # seconds: while a step is under way, a state as young as that i
 FRESH_ENOUGH = 0.02  # seconds: younger than that is as good as new
 _POLL = 0.002
 COMMAND_WAIT = 60.0  # seconds that a change waits for a step border
-_INSTRUMENTS = "this engine has no {} instrument yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,20 @@ class Handlers:
     async def memory(self, call: Call) -> p.Memory:
         return views.memory(self._port.memory())
 
-    async def spans(self, call: Call) -> p.Unavailable:
-        return p.Unavailable(_INSTRUMENTS.format("span"))
+    async def spans(self, call: Call) -> s.SpanReport | p.NA:
+        await self._fresh(FRESH_WAIT)  # with a state, the sums up to its step are published
+        return self._port.spans(call.query.window)
 
-    async def allocator(self, call: Call) -> p.Unavailable:
-        return p.Unavailable(_INSTRUMENTS.format("allocator"))
+    async def trace(self, call: Call) -> s.Trace | p.NA:
+        await self._fresh(FRESH_WAIT)
+        return self._port.trace(call.query.seconds)
+
+    async def allocator(self, call: Call) -> Allocator:
+        published = await self._fresh(FRESH_WAIT)
+        recent, _ = self._history.window(call.query.window)
+        return Allocator(
+            seconds=recent.seconds, steps=recent.steps, window=recent.allocator, now=published.allocator
+        )
 
     async def encoded_snapshot(self, window: float, with_sequences: bool, wait: float) -> bytes:
         """The newest snapshot as JSON. Consoles that ask alike at the same moment share one."""

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from ..telemetry.records import SECONDS, Counters, Histogram, StepRecord
-from .protocol import Interval, Percentiles, Sample
+from ..telemetry.records import SECONDS, AllocatorCounters, Counters, Histogram, StepRecord
+from .protocol import AllocatorCounts, Interval, Percentiles, Sample
 
 TICK = 0.1  # seconds between readings
 PER_SECOND = 10
@@ -39,6 +39,7 @@ _COUNTED = (
     "recomputed_tokens",
     "faults",
 )
+_ALLOCATOR_COUNTED = ("hits", "misses", "allocated", "freed", "evictions", "bypassed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Reading:
     counted: dict[str, int]
     finished: dict[str, int]
     buckets: dict[str, array[int]]
+    allocator: AllocatorCounts | None
 
 
 class Reader:
@@ -82,6 +84,7 @@ class Reader:
             counted={name: getattr(counters, name) for name in _COUNTED},
             finished={reason.value: count for reason, count in counters.finished.items()},
             buckets={name: _counts(getattr(counters, field)) for name, field in _LATENCIES.items()},
+            allocator=_allocator(counters.allocator),
         )
 
     def _add_up(self) -> None:
@@ -103,6 +106,33 @@ def _counts(histogram: Histogram) -> array[int]:
     return array("Q", histogram.counts)
 
 
+def _allocator(counters: AllocatorCounters) -> AllocatorCounts | None:
+    """The counts since the start."""
+    if not counters.enabled:
+        return None
+    return AllocatorCounts(
+        hits=counters.hits,
+        misses=counters.misses,
+        allocated=counters.allocated,
+        freed=counters.freed,
+        evictions=counters.evictions,
+        bypassed=counters.bypassed,
+        held=counters.held,
+        cap=counters.cap,
+    )
+
+
+def _allocator_between(start: AllocatorCounts | None, end: AllocatorCounts | None) -> AllocatorCounts | None:
+    """None as well for an interval in which it was armed: what it had counted before is not known here."""
+    if start is None or end is None:
+        return None
+    return AllocatorCounts(
+        **{name: getattr(end, name) - getattr(start, name) for name in _ALLOCATOR_COUNTED},
+        held=end.held,
+        cap=end.cap,
+    )
+
+
 def interval(start: Reading, end: Reading) -> Interval:
     """What happened between two readings."""
     latency: dict[str, Percentiles] = {}
@@ -119,6 +149,7 @@ def interval(start: Reading, end: Reading) -> Interval:
         forward_seconds=end.forward_seconds - start.forward_seconds,
         finished={name: count - start.finished[name] for name, count in end.finished.items()},
         latency=latency,
+        allocator=_allocator_between(start.allocator, end.allocator),
         **{name: end.counted[name] - start.counted[name] for name in _COUNTED},
     )
 
@@ -201,4 +232,5 @@ def _sample(start: Reading, end: Reading, counters: Counters) -> Sample:
         finished=sum(end.finished.values()) - sum(start.finished.values()),
         faults=counted["faults"] - then["faults"],
         buckets=buckets,
+        allocator=_allocator_between(start.allocator, end.allocator),
     )

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..telemetry import records
-from . import protocol
+from . import allocator_messages, protocol, span_messages
 from .endpoints import ENDPOINTS, EVERYWHERE, STREAMED
+
+_MODULES = (protocol, span_messages, allocator_messages)
 
 _HEAD = f"""\
 # Messages of the control socket
 
-Written by `make docs` from engine/control/protocol.py; edit there. How to use them is in [control.md](control.md).
+Written by `make docs` from the messages in engine/control; edit there. How to use them is in [control.md](control.md).
 Protocol {protocol.PROTOCOL}. Times of day are Unix seconds, durations and ages seconds, memory bytes.
 """
 
@@ -41,9 +43,10 @@ class Message:
 
 
 def messages() -> list[Message]:
-    """The structs of protocol.py in the order of the file, then the step record, which is telemetry's own."""
+    """The structs of each module in the order of the file, then the step record, which is telemetry's own."""
+    structs = [each for module in _MODULES for each in _structs(module)]
     step_record = [each for each in _structs(records) if each.name == "StepRecord"]
-    return [each for each in _structs(protocol) if each.name != "NoQuery"] + step_record
+    return [each for each in structs if each.name != "NoQuery"] + step_record
 
 
 def _structs(module: ModuleType) -> list[Message]:
@@ -92,6 +95,8 @@ def _endpoints() -> list[str]:
     ]
     for endpoint in ENDPOINTS:
         answer = _link(endpoint.answer) if endpoint.answer else "OpenAPI 3.1"
+        if endpoint.or_na:
+            answer += f" or {_link(protocol.NA)}"
         if endpoint.stream:
             answer = "events: " + ", ".join(f"`{name}` {_link(each)}" for name, each in STREAMED.items())
         cells = (

@@ -23,6 +23,8 @@ ROLE_HEADER = "Arc-Role"  # "viewer" lowers this connection's role for good
 Value = bool | int | float | str
 Role = Literal["viewer", "operator"]
 State = Literal["serving", "paused", "draining", "stalled"]
+Detail = Literal["step", "layer", "op"]  # of the spans that are recorded
+Verdict = Literal["pass", "fail", "none"]  # of an instrument on itself; none: nothing was measured yet
 
 # Bounds of what may be sent. Text is shown on terminals: it has no control characters.
 Line = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
@@ -199,6 +201,19 @@ def _percentile(counts: Sequence[int], bounds: Sequence[float], rank: float) -> 
     return NA(f"above {bounds[-1]:g} s, the last bucket's bound")
 
 
+class AllocatorCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the allocator did in an interval, and what it held at the end. Taken = hits + misses."""
+
+    hits: int  # taken, and one was free
+    misses: int  # taken, and memory had to be had from the system
+    allocated: int  # buffers had from the system
+    freed: int  # buffers given back to the system, whatever for
+    evictions: int  # of those, to stay under the cap
+    bypassed: int  # asked for and not taken; GET /v1/allocator says why
+    held: int  # bytes, at the end
+    cap: int | None  # bytes, at the end; None: unbounded
+
+
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """What happened in `seconds`. Counts, so that a reader forms its own rates and leaves out those without events."""
 
@@ -217,6 +232,17 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     faults: int
     finished: dict[str, int]  # by finish reason
     latency: dict[str, Percentiles]  # first_token, between_tokens, queue, end_to_end; absent without events
+    allocator: AllocatorCounts | None = None  # None: it is off
+
+
+class Instruments(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the spans are recorded, and whether what they say can be trusted."""
+
+    spans: bool  # profile.enabled
+    detail: Detail
+    verdict: Verdict  # over all steps since profiling was last turned on
+    text: str  # the same in a few words
+    open_span: str | NA  # what the step under way is in
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +267,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...]  # flags whose value is not the profile's
     last_event: int
     sequences: tuple[SequenceView, ...] | None = None  # when asked for by sequences=true
+    instruments: Instruments | None = None
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,6 +295,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     buckets: dict[
         str, dict[int, int]
     ]  # latency -> index into History.bounds -> count; empty ones are left out
+    allocator: AllocatorCounts | None = None  # None: it was off
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -427,12 +455,6 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[MemoryPart, ...]
 
 
-class Unavailable(msgspec.Struct, frozen=True):
-    """GET /v1/spans and /v1/allocator while the instruments are not there."""
-
-    na: str
-
-
 # -- actions ------------------------------------------------------------------------------------------------------
 
 
@@ -490,6 +512,7 @@ class Trimmed(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     freed: int  # bytes
     held: int
+    cap: int | None = None  # bytes, derived anew when alloc.cap_mib is auto; None: unbounded
 
 
 class CountersReset(msgspec.Struct, frozen=True):

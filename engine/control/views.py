@@ -35,7 +35,8 @@ from .protocol import (
 LATENCY_BOUNDS = SECONDS
 
 _CAPABILITIES = (
-    "actions", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "stream",
+    "actions", "allocator", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "spans",
+    "stream", "trace",
 )  # fmt: skip
 
 
@@ -96,6 +97,7 @@ def snapshot(port: ControlPort, history: History, window: float, with_sequences:
         changed=settings.differs(),
         last_event=port.events.last,
         sequences=published.sequences if with_sequences else None,
+        instruments=port.instruments(),
     )
 
 

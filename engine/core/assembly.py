@@ -19,15 +19,20 @@ from ..control.events import EventLog
 from ..control.protocol import NA, MemoryPart
 from ..control.recorder import Recorder
 from ..folder import model_folder
+from ..memory.allocator import Allocator
+from ..memory.governor import CacheGovernor, TorchCuda
+from ..memory.pool import HostPool
 from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.deepseek import DeepseekModel
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
+from ..profiler.cuda import CudaDevice
+from ..profiler.profiler import Profiler
 from ..sampling.sampler import Sampler
 from ..scheduler.pages import PageManager
 from ..scheduler.scheduler import Scheduler
-from ..telemetry.records import Counters
+from ..telemetry.records import AllocatorCounters, Counters
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from ..version import revision, version
@@ -39,6 +44,7 @@ from .inbox import Inbox
 from .interface import EngineInfo
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
+from .sites import NOT_TIMED, sites_of
 
 log = logging.getLogger("arc.engine")
 
@@ -106,9 +112,13 @@ def assemble(
     folder = model_folder(settings.get_str("model.path"))
     config = read_config(folder)
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
-    kernels = resolve(settings.get_str("kernels.backend"), Target(device, dtype))
+    counters = Counters()
+    allocator = _allocator(counters.allocator, device)
+    target = Target(device, dtype, settings.get_str("kernels.weights"), allocator)
+    kernels = resolve(settings.get_str("kernels.backend"), target)
+    log.info("kernels: %s", _who_runs_what(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
-    model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels)
+    model = DeepseekModel(config, source, dtype=dtype, device=device, kernels=kernels, buffers=allocator)
     source.finish()
     text = Text(Tokenizer.load(folder), ChatTemplate.load(folder), read_generation_defaults(folder))
     page_size = settings.get_int("cache.page_size")
@@ -150,14 +160,17 @@ def assemble(
         MemoryPart(component="KV cache, reserved", place=str(device), bytes=sized.bytes),
     )
     recorder = _recorder(recording, info, settings)
-    counters, inbox, ring = Counters(pages_total=sized.pages), Inbox(), StepRing()
+    counters.pages_total = sized.pages
+    inbox, ring = Inbox(), StepRing()
     events = EventLog(sink=None if isinstance(recorder, NA) else recorder.event)
     if not isinstance(recorder, NA):
         ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
-        runner=Runner(model, cache, Sampler(config.vocab_size, device, eos), page_size, sized.pages),
+        runner=Runner(
+            model, cache, Sampler(config.vocab_size, device, eos), allocator, page_size, sized.pages
+        ),
         inbox=inbox,
         counters=counters,
         rules=EndRules(eos, sized.max_model_len),
@@ -165,6 +178,13 @@ def assemble(
         died=handle.died,
         observer=ring,
         events=events,
+    )
+    profiler = Profiler(
+        lambda: sites_of(engine),
+        stamps=kernels.stamps,
+        device=_timed_device(device),
+        not_timed=NOT_TIMED if kernels.stamps is None else {},
+        publish=counters.set_span_seconds,
     )
     port = EnginePort(
         engine=engine,
@@ -174,10 +194,39 @@ def assemble(
         events=events,
         ring=ring,
         memory=memory,
+        profiler=profiler,
+        allocator=allocator,
         put_in_force=put_in_force,
         on_drained=on_drained,
     )
     return Assembly(info, handle, port, engine, text, kernels, recorder)
+
+
+def _timed_device(device: torch.device) -> CudaDevice | NA:
+    """The device whose own time the profiler tells from the host's."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    return NA(f"{device.type} has no stream apart from the host")
+
+
+def _who_runs_what(kernels: KernelSet) -> str:
+    """Each backend with its operations, and once each reason why another one does not run something."""
+    backends = dict.fromkeys(line.backend for line in kernels.table())
+    parts = [
+        f"{name} runs {', '.join(line.operation for line in kernels.table() if line.backend == name)}"
+        if len(backends) > 1
+        else f"{name} runs everything, {'a step in one call' if kernels.decoder else 'layer by layer'}"
+        for name in backends
+    ]
+    refusals = dict.fromkeys(refusal for line in kernels.table() for refusal in line.refused)
+    return "; ".join([*parts, *(f"not {name}: {reason}" for name, reason in refusals)])
+
+
+def _allocator(counters: AllocatorCounters, device: torch.device) -> Allocator:
+    """Off until the port arms it, once the weights and the KV cache have taken their part of the memory."""
+    if device.type == "cuda":
+        return CacheGovernor(counters, TorchCuda(device), str(device))
+    return HostPool(counters, free=lambda: capacity.free_memory(device))
 
 
 def _recorder(path: Path | None, info: EngineInfo, settings: Settings) -> Recorder | NA:

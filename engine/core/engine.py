@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
@@ -88,8 +89,12 @@ class Engine:
         faults = 0
         while not self._stopping:
             try:
-                self._border()
-                faults = 0 if self._step() else faults
+                self.border()
+                ran = self.step()
+                if ran is None:
+                    self._idle()
+                elif ran:
+                    faults = 0
             except Exception as error:
                 faults += 1
                 log.exception("a fault outside the forward pass")
@@ -108,7 +113,7 @@ class Engine:
         self._stopping = True
         self.inbox.poke()
 
-    def _border(self) -> None:
+    def border(self) -> None:
         taken = self.inbox.take()
         if taken is not None:
             self._take_in(taken)
@@ -146,13 +151,12 @@ class Engine:
         if cancelled is not None:
             self.end([seq], cancelled.reason, cancelled.detail)
 
-    def _step(self) -> bool:
-        """Form and run one step, or wait for something to do. True when a step ran to its end."""
+    def step(self) -> bool | None:
+        """Form and run one step. Whether it ran to its end; None when there is nothing to do."""
         began = time.monotonic()
         step = self.scheduler.schedule(began)
         if step is None:
-            self._idle()
-            return False
+            return None
         self._open = step
         scheduled = time.monotonic()
         self._before_forward(step, began)
@@ -165,11 +169,11 @@ class Engine:
             self.scheduler.abort(step)
             self._open = None
             self._fault([row.seq for row in step.rows], f"step {self.steps} failed: {error!r}")
+            # Whoever keeps the error, such as a log handler, keeps no buffer of the step by it.
+            traceback.clear_frames(error.__traceback__)
             result = None
-        finished = self._conclude(step, result) if result is not None else 0
-        self._flush()
-        self.accounts.refresh()
-        self._record(step, began, scheduled, result, finished)
+        self.runner.end_step()
+        self.publish(step, began, scheduled, result)
         return result is not None
 
     def _before_forward(self, step: Step, began: float) -> None:
@@ -185,6 +189,13 @@ class Engine:
                 "preempted", f"{len(ids)} sequences gave up their pages", step=self.steps, ids=ids
             )
         self.accounts.formed(step, began)
+
+    def publish(self, step: Step, began: float, scheduled: float, result: StepResult | None) -> None:
+        """What the step brought goes to the clients, the counters and the record. `result` None: it failed."""
+        finished = self._conclude(step, result) if result is not None else 0
+        self._flush()
+        self.accounts.refresh()
+        self._record(step, began, scheduled, result, finished)
 
     def _conclude(self, step: Step, result: StepResult) -> int:
         """Commit the step and say what it brought. The number of sequences that it ended."""

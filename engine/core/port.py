@@ -18,11 +18,28 @@ from ..control import commands
 from ..control.changes import FlagChanges, Pending
 from ..control.engine_port import Published
 from ..control.events import EventLog
-from ..control.protocol import Applied, Cancelled, DrainStarted, Flushed, MemoryPart, Pages, SequenceView
+from ..control.protocol import (
+    NA,
+    Applied,
+    Cancelled,
+    DrainStarted,
+    Flushed,
+    Instruments,
+    MemoryPart,
+    Pages,
+    SequenceView,
+    Trimmed,
+)
+from ..control.span_messages import Build, SpanReport, Trace
 from ..flags import FlagError, FlagReason, Value
+from ..memory.allocator import Allocator
+from ..memory.cap import Cap
+from ..profiler.profiler import Profiler
+from ..profiler.sites import Detail
 from ..scheduler.types import SchedulerConfig
 from ..sequence import FinishReason, Sequence, Status
 from ..telemetry.records import StepRecord
+from ..version import UNKNOWN
 from .engine import Engine
 from .handle import LocalHandle
 from .interface import EngineInfo
@@ -80,6 +97,8 @@ class EnginePort:
         events: EventLog,
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
+        profiler: Profiler,
+        allocator: Allocator,
         put_in_force: Callable[[Settings], None],
         on_drained: Callable[[], None],
     ) -> None:
@@ -92,15 +111,19 @@ class EnginePort:
         self._engine = engine
         self._handle = handle
         self._memory = memory
+        self._profiler = profiler
+        self._allocator = allocator
         self._put_in_force = put_in_force
         self._on_drained = on_drained
         self._changes = FlagChanges(
             settings, events, envelope=self._envelope, drains=self._drains, on_change=self._on_change
         )
+        self._arm(settings)
         self._draining = False
         self._drain_until: float | None = None
         self._drain_done = False
         self._wanted = False
+        self._profile(settings)
         self._published = self._build()
         engine.at_border = self._at_border
         engine.idle_until = self._idle_until
@@ -128,6 +151,29 @@ class EnginePort:
     def memory(self) -> tuple[MemoryPart, ...]:
         return self._memory
 
+    def spans(self, window: float) -> SpanReport | NA:
+        return self._profiler.report(self._build_of(), window) or _never_profiled()
+
+    def trace(self, seconds: float) -> Trace | NA:
+        return self._profiler.trace(self._build_of(), seconds) or _never_profiled()
+
+    def instruments(self) -> Instruments:
+        return self._profiler.instruments()
+
+    def _build_of(self) -> Build:
+        info, settings = self.info, self.settings
+        known = info.revision != UNKNOWN
+        return Build(
+            version=info.version,
+            revision=info.revision,
+            dirty=info.revision.endswith("-dirty") if known else NA("the revision is not known"),
+            model=info.model,
+            dtype=info.dtype,
+            device=info.device,
+            profile=settings.profile,
+            flags={name: settings[name] for name in settings.differs()},
+        )
+
     # -- at a step border -----------------------------------------------------------------------------------------
 
     def _at_border(self) -> None:
@@ -139,6 +185,7 @@ class EnginePort:
             self._go_on_draining(now)
         if self._wanted:
             self._wanted = False
+            self._profiler.flush()
             self._published = self._build()
 
     def _idle_until(self) -> float | None:
@@ -157,9 +204,7 @@ class EnginePort:
             case commands.FlushPrefix():
                 return self._flush_prefix(step)
             case commands.TrimAllocator():
-                raise commands.Unsupported(
-                    "there is no allocator to trim: buffers are the system's own in this build"
-                )
+                return self._trim(step)
             case _:
                 assert_never(command)
 
@@ -212,6 +257,13 @@ class EnginePort:
         flush = self._engine.scheduler.pages.flush()
         return Flushed(step=step, dropped=flush.dropped, kept=flush.kept, why_kept=flush.why_kept or "")
 
+    def _trim(self, step: int) -> Trimmed:
+        if self._allocator.cap is None:
+            raise commands.Unsupported("alloc.enabled is off: there is nothing to trim")
+        freed = self._allocator.trim()
+        cap = self._allocator.cap
+        return Trimmed(step=step, freed=freed, held=self._allocator.counters.held, cap=cap.bytes)
+
     # -- flags ----------------------------------------------------------------------------------------------------
 
     def _envelope(self, values: Mapping[str, Value]) -> Mapping[str, FlagError]:
@@ -241,8 +293,26 @@ class EnginePort:
         return tuple(drains)
 
     def _on_change(self, old: Settings, new: Settings) -> None:
+        self._profile(new)  # first: it asks the device, so it is the one that may fail
         self._put_in_force(new)
         self._engine.scheduler.configure(scheduler_config(new))
+        self._arm(new)
+
+    def _profile(self, settings: Settings) -> None:
+        detail = Detail[settings.get_str("profile.detail").upper()]
+        self._profiler.configure(settings.get_bool("profile.enabled"), detail)
+
+    def _arm(self, settings: Settings) -> None:
+        before = self._allocator.cap
+        self._allocator.configure(
+            settings.get_bool("alloc.enabled"), settings.get_int_or_none("alloc.cap_mib")
+        )
+        cap = self._allocator.cap
+        if cap is None or cap == before:
+            return
+        log.info("the allocator holds %s", _bound(cap))
+        if cap.bytes is None:
+            self.events.add("allocator", f"the allocator holds {_bound(cap)}", step=self._engine.steps)
 
     # -- what is published ----------------------------------------------------------------------------------------
 
@@ -260,7 +330,20 @@ class EnginePort:
             pages=Pages(total=self.info.pages, used=pages.used, cached=pages.cached, free=pages.free),
             draining=self._draining,
             sequences=tuple(_view(seq, now) for seq in sequences),
+            allocator=self._allocator.state(),
         )
+
+
+def _never_profiled() -> NA:
+    return NA("nothing was recorded yet: `arc set profile.enabled=on`")
+
+
+def _bound(cap: Cap) -> str:
+    return (
+        f"as much as it comes to: {cap.why}"
+        if cap.bytes is None
+        else f"{cap.bytes >> 20:,} MiB at most: {cap.why}"
+    )
 
 
 def _view(seq: Sequence, now: float) -> SequenceView:

@@ -12,6 +12,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from ..memory.allocator import Allocator
 from ..model.batch import ForwardBatch
 from ..model.cache import LatentCache
 from ..model.deepseek import DeepseekModel
@@ -39,12 +40,19 @@ NO_RESULT = StepResult((), [], [], {}, 0.0, 0.0, 0.0)  # of a step without rows
 
 class Runner:
     def __init__(
-        self, model: DeepseekModel, cache: LatentCache, sampler: Sampler, page_size: int, pages: int
+        self,
+        model: DeepseekModel,
+        cache: LatentCache,
+        sampler: Sampler,
+        allocator: Allocator,
+        page_size: int,
+        pages: int,
     ) -> None:
         """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
         self.model = model
         self.cache = cache
-        self._sampler = sampler
+        self.allocator = allocator
+        self.sampler = sampler
         self._page_size = page_size
         self._device = model.device
         self._tables = BlockTables(null_page=pages)
@@ -53,29 +61,43 @@ class Runner:
     def run(self, step: Step) -> StepResult:
         """Run a step. Raises whatever the device raises: the caller then fails the step's sequences."""
         began = time.perf_counter()
-        batch = self._batch(step)
-        laid_out = time.perf_counter()
-        logits = self.model.forward(batch, self.cache).logits
+        logits, layout = self.forward(step)
         ran = time.perf_counter()
         sampling = tuple(row for row in step.rows if row.samples)
         if not sampling:
-            return StepResult((), [], [], {}, laid_out - began, ran - laid_out, 0.0)
-        sampled = self._sampler.sample(logits, [row.seq for row in sampling])
+            return StepResult((), [], [], {}, layout, ran - began - layout, 0.0)
+        sampled = self.sampler.sample(logits, [row.seq for row in sampling])
         done = time.perf_counter()
         return StepResult(
             rows=sampling,
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             faults=sampled.faults,
-            layout=laid_out - began,
-            forward=ran - laid_out,
+            layout=layout,
+            forward=ran - began - layout,
             sample=done - ran,
         )
+
+    def forward(self, step: Step) -> tuple[torch.Tensor, float]:
+        """The logits of the rows that sample, and the seconds that laying out the batch took: a step's prompt or decode
+        part, as the profiler names it."""
+        return self.pipeline_step(step)
+
+    def pipeline_step(self, step: Step) -> tuple[torch.Tensor, float]:
+        """One pass through one model, from rows to logits."""
+        began = time.perf_counter()
+        batch = self.lay_out(step)
+        layout = time.perf_counter() - began
+        return self.model.forward(batch, self.cache).logits, layout
+
+    def end_step(self) -> None:
+        """After `run` has returned or raised and its frame is gone: the step's buffers are back."""
+        self.allocator.end_step()
 
     def forget(self, seq: Sequence) -> None:
         """The sequence ended: nothing about it is kept."""
         self._tables.release(seq.number)
-        self._sampler.forget(seq.number)
+        self.sampler.forget(seq.number)
 
     def release_pages(self, seq: Sequence) -> None:
         """The sequence gave its pages away and may come back with others (preemption)."""
@@ -85,7 +107,7 @@ class Runner:
         """Zero pages whose contents may not be finite: padded attention would carry a NaN into their next owner."""
         self.cache.zero_pages(pages)
 
-    def _batch(self, step: Step) -> ForwardBatch:
+    def lay_out(self, step: Step) -> ForwardBatch:
         rows, decode = step.rows, step.decode_rows
         counts = [row.count for row in rows]
         starts = np.array([row.start for row in rows], dtype=np.int64)

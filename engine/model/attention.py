@@ -1,6 +1,7 @@
 """Latent attention (DeepSeek-V2, arXiv:2405.04434, 2.1): one layer's weights and the steps of its forward pass.
 
-Every step is a method of its own, called by name on the instance, so that a profiler can put a timed one in its place.
+Every step is a method of its own, called by name on the instance, so that a profiler can put a timed one in its place
+(engine/core/sites.py). `forward` is no `__call__` for the same reason: Python looks that up on the class.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import Packed, Plan
+from ...kernels.operations import AttentionOperands, Packed, Plan
 from .batch import ForwardBatch
 from .config import ModelConfig
 from .rope import paired_rows
@@ -98,6 +99,18 @@ class Attention:
             bias = torch.cat((of_query, _pair_tail(of_latent, config.rope_dim, order)))
         self._down: Packed = self._kernels.linear.pack(weight, bias)
 
+    def operands(self, norm: Tensor) -> AttentionOperands:
+        """What a backend needs that runs whole layers; `norm` [H] fp32 comes before this layer's attention."""
+        return AttentionOperands(
+            norm=norm,
+            down=self._down,
+            query_norm=None if self._query_up is None else self._query_norm,
+            query_up=self._query_up,
+            latent_norm=self._latent_norm,
+            kv_up=self._kv_up,
+            out=self._out,
+        )
+
     def _load_up(self, config: ModelConfig, source: WeightSource, prefix: str) -> None:
         self._query_up: Packed | None = None
         if config.q_lora_rank is not None:
@@ -114,7 +127,7 @@ class Attention:
         up = source.get(f"{prefix}.kv_b_proj.weight", shape).view(config.heads, -1, rank)
         self._kv_up: Packed = self._kernels.kv_up.pack(up[:, : config.nope_dim], up[:, config.nope_dim :])
 
-    def __call__(self, x: Tensor, cache: Tensor, step: StepPlan) -> Tensor:
+    def forward(self, x: Tensor, cache: Tensor, step: StepPlan) -> Tensor:
         """x [T, H], normalised, and one layer's cache; gives what the layer adds to the residual, [T, H]."""
         query, latent = self.down(x)
         q = self.query(query)

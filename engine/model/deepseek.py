@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import Packed
-from .attention import Attention, StepPlan, plan_step
+from ...kernels.operations import SYSTEM, Buffers, DecoderShape, LayerOperands, Packed
+from .attention import LATENT_NORM_EPS, Attention, StepPlan, plan_step
 from .batch import ForwardBatch
 from .cache import LatentCache
 from .config import ModelConfig
@@ -50,6 +49,7 @@ class DeepseekModel:
         dtype: torch.dtype,
         device: torch.device,
         kernels: KernelSet,
+        buffers: Buffers = SYSTEM,
     ) -> None:
         """Ask `source` for every tensor of the model by its name in the checkpoint, one layer at a time.
 
@@ -61,11 +61,13 @@ class DeepseekModel:
         self.dtype = dtype
         self.device = device
         self._kernels = kernels
+        self._buffers = buffers
         self._rotary = Rotary(config.rope, device)
         self._embedding = counted.get("model.embed_tokens.weight", (config.vocab_size, config.hidden))
         self.layers = [_load_layer(config, kernels, counted, number) for number in range(config.layers)]
         self._final_norm = _norm(counted, "model.norm", config)
         self._head = self._load_head(counted)
+        self._stack = self._pack_stack(self.layers, self._final_norm)
         self.parameters = counted.parameters
         self.weight_bytes = counted.bytes
 
@@ -74,6 +76,30 @@ class DeepseekModel:
             return self._kernels.linear.pack(self._embedding, kept=True)
         shape = (self.config.vocab_size, self.config.hidden)
         return self._kernels.linear.pack(source.get("lm_head.weight", shape))
+
+    def _pack_stack(self, layers: list[Layer], final_norm: Tensor) -> Packed | None:
+        """The layers for a backend that runs them in one call; None where there is none, and they run one by one."""
+        decoder, config = self._kernels.decoder, self.config
+        if decoder is None or not layers:
+            return None
+        shape = DecoderShape(
+            hidden=config.hidden,
+            heads=config.heads,
+            rank=config.kv_lora_rank,
+            nope=config.nope_dim,
+            rope=config.rope_dim,
+            v=config.v_dim,
+            eps=config.rms_eps,
+            latent_eps=LATENT_NORM_EPS,
+            softmax_scale=config.softmax_scale,
+        )
+        operands = [
+            LayerOperands(
+                layer.attention.operands(layer.attention_norm), layer.mlp_norm, layer.mlp.operands()
+            )
+            for layer in layers
+        ]
+        return decoder.pack(operands, final_norm, shape)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: LatentCache) -> ForwardOutput:
@@ -84,24 +110,43 @@ class DeepseekModel:
         """
         step = self.plan(batch, cache.page_size)
         residual = self.embed(batch.token_ids)
+        return self.head(self.run_layers(residual, cache, step), batch.sample_tokens)
+
+    def run_layers(self, residual: Tensor, cache: LatentCache, step: StepPlan) -> Tensor:
+        """Add all layers to `residual` [T, H] in place; give its final norm, [T, H] in the model's dtype."""
+        if self._kernels.decoder is not None and self._stack is not None:
+            return self._kernels.decoder(residual, self._stack, cache.layers, step)
         eps = self.config.rms_eps
         norms = [*(layer.attention_norm for layer in self.layers[1:]), self._final_norm]
         x = self._kernels.rms_norm(residual, self.layers[0].attention_norm, eps, self.dtype)
         for layer, next_norm, latents in zip(self.layers, norms, cache.layers, strict=True):
-            x = self._kernels.add_rms_norm(residual, layer.attention(x, latents, step), layer.mlp_norm, eps)
-            x = self._kernels.add_rms_norm(residual, layer.mlp(x), next_norm, eps)
-        return self.head(x, batch.sample_tokens)
+            x = self._kernels.add_rms_norm(
+                residual, layer.attention.forward(x, latents, step), layer.mlp_norm, eps
+            )
+            x = self._kernels.add_rms_norm(residual, layer.mlp.forward(x), next_norm, eps)
+        return x
 
     def plan(self, batch: ForwardBatch, page_size: int) -> StepPlan:
         return plan_step(self.config, self._kernels, batch, page_size, self._rotary.turns(batch.positions))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T, H] fp32: the residual, which the layers add to in place."""
-        return F.embedding(token_ids, self._embedding).float()
+        shape = (len(token_ids), self.config.hidden)
+        rows = torch.index_select(
+            self._embedding, 0, token_ids, out=self._buffers.take(shape, self._embedding.dtype)
+        )
+        return self._float(rows)
 
     def head(self, x: Tensor, sample_tokens: Tensor) -> ForwardOutput:
-        hidden = x.index_select(0, sample_tokens)
-        return ForwardOutput(self._kernels.linear(hidden, self._head).float(), hidden)
+        hidden = x.index_select(0, sample_tokens)  # never a buffer: drafts read it in the next step
+        return ForwardOutput(self._float(self._kernels.linear(hidden, self._head)), hidden)
+
+    def _float(self, x: Tensor) -> Tensor:
+        """As x.float(): `x` itself where it is fp32."""
+        if x.dtype == torch.float32:
+            return x
+        out = self._buffers.take(x.shape, torch.float32)
+        return x.float() if out is None else out.copy_(x)
 
 
 def _load_layer(config: ModelConfig, kernels: KernelSet, source: WeightSource, number: int) -> Layer:

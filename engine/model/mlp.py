@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import Packed
+from ...kernels.operations import ExpertOperands, Packed
 from .config import ModelConfig, Routing
 from .weights import WeightSource
 
@@ -19,8 +19,11 @@ class DenseMlp:
         gate_up, down = _gated(source, prefix, config.hidden, config.dense_intermediate)
         self._weights: Packed = kernels.gated_mlp.pack(gate_up, down)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self._kernels.gated_mlp(x, self._weights)
+
+    def operands(self) -> Packed:
+        return self._weights
 
 
 class Experts:
@@ -44,10 +47,13 @@ class Experts:
             _each_expert(config, routing, source, prefix), routing.experts, shared, routing.top_k
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [T, H] of the step's tokens, all at once."""
         weights, indices = self.gate(x)
         return self.experts(x, weights, indices)
+
+    def operands(self) -> ExpertOperands:
+        return ExpertOperands(self._gate, self._bias, self._routing, self._experts)
 
     def gate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._kernels.moe_gate(x, self._gate, self._bias, self._routing)

@@ -89,7 +89,7 @@ class Sampler:
             return Sampled([], [], {})
         logits = logits.contiguous()
         plan = self._plan_of(rows)
-        faults = plan.faults | nonfinite(logits)
+        faults = plan.faults | self.find_faults(logits)
         if faults:
             logits[list(faults)] = 0.0  # drawn from like the rest, so that the pass stays one; not reported
         raw = logits.clone() if plan.logprobs and plan.edits else logits
@@ -99,7 +99,7 @@ class Sampler:
             if spoilt:
                 faults |= spoilt
                 logits[list(spoilt)] = 0.0
-        token_ids: list[int] = draw(logits, plan.groups, self._uniforms(plan, rows)).tolist()
+        token_ids = self.fetch(draw(logits, plan.groups, self._uniforms(plan, rows)))
         logprobs: list[TokenLogprob | None] = [None] * len(rows)
         if plan.logprobs:
             best = [plan.states[r].params.logprobs or 0 for r in plan.logprobs]
@@ -109,6 +109,14 @@ class Sampler:
         for row in faults:
             token_ids[row], logprobs[row] = FAULTED, None
         return Sampled(token_ids, logprobs, faults)
+
+    def find_faults(self, logits: Tensor) -> dict[int, str]:
+        """Rows that are not finite, and why. On a card the host waits here until the forward pass is done."""
+        return nonfinite(logits)
+
+    def fetch(self, tokens: Tensor) -> list[int]:
+        """The tokens on the host. On a card the host waits here until they are drawn."""
+        return tokens.tolist()
 
     def forget(self, number: int) -> None:
         """Drop what is kept of the sequence of that number, if anything is: it has ended."""

@@ -162,13 +162,35 @@ class EngineCollector(Collector):
         for part, value in c.step_seconds.copy().items():
             seconds.add_metric((*self._labels, part), value)
         yield seconds
+        spans = CounterMetricFamily(
+            "arc:span_seconds",
+            "Time in spans while profile.enabled is on, by span and channel; a channel that is not known is left out.",
+            labels=(*LABELS, "span", "channel"),
+        )
+        for (span, channel), value in c.span_seconds.items():
+            spans.add_metric((*self._labels, span, channel), value)
+        yield spans
         yield self._counter("arc:step_faults", "Steps that failed.", c.faults)
         yield self._counter(
             "arc:recomputed", "Tokens computed again after a preemption.", c.recomputed_tokens
         )
+        yield from self._allocator()
         yield self._gauge(
             "arc:config_revision", "Rises with every change of a flag.", self._config_revision()
         )
+
+    def _allocator(self) -> Iterator[Metric]:
+        a = self._counters.allocator
+        yield self._counter("arc:allocator_hits", "Buffers that were taken from those free.", a.hits)
+        yield self._counter(
+            "arc:allocator_misses", "Buffers whose memory had to be had from the system.", a.misses
+        )
+        yield self._counter(
+            "arc:allocator_evictions", "Buffers given back to the system to stay under the cap.", a.evictions
+        )
+        yield self._gauge("arc:allocator_held_bytes", "Memory that the allocator holds.", a.held)
+        if a.cap is not None:  # unbounded, or off: there is no number that says so
+            yield self._gauge("arc:allocator_cap_bytes", "Memory that it may hold.", a.cap)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=LABELS)

@@ -64,6 +64,39 @@ def _seconds() -> Histogram:
 
 
 @dataclass(slots=True)
+class AllocatorCounters:
+    """The allocator's life in numbers. Buffers that were taken = hits + misses = given back + in use."""
+
+    hits: int = 0  # taken, and one was free
+    misses: int = 0  # taken, and memory had to be had from the system
+    given: int = 0  # came back
+    allocated: int = 0  # had from the system, in a step or before a capture
+    freed: int = 0  # given back to the system, whatever for
+    evictions: int = 0  # of those, to stay under the cap
+    # bypassed: asked for and not taken, by why
+    small: int = 0  # below the least class
+    large: int = 0  # larger than the cap
+    full: int = 0  # the cap was full of buffers in use
+    own: int = 0  # the operation makes its own result and cannot be given a place
+    capture_misses: int = 0
+    # gauges of now; sizes in bytes
+    enabled: bool = False
+    cap: int | None = None  # None: unbounded, or off
+    held: int = 0
+    peak: int = 0  # most that was ever held
+    bound: int = 0  # times that the cap had to be kept to since it was set; 0: not reached
+    overdue: int = 0  # buffers in use after their step that nobody announced
+
+    @property
+    def taken(self) -> int:
+        return self.hits + self.misses
+
+    @property
+    def bypassed(self) -> int:
+        return self.small + self.large + self.full + self.own
+
+
+@dataclass(slots=True)
 class Counters:
     """The engine's life in numbers. A sequence counts once: retries and preemptions do not count its prompt again."""
 
@@ -92,6 +125,8 @@ class Counters:
     last_step_at: float | None = None  # time.monotonic()
     step_open_since: float | None = None  # a step is under way since; None between steps
     work_since: float | None = None  # work came to an idle engine; None while idle
+    # span and channel -> seconds since the start, while profiling was on; replaced whole
+    span_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     # histograms, seconds unless named otherwise
     time_to_first_token: Histogram = field(default_factory=_seconds)
     inter_token: Histogram = field(default_factory=_seconds)
@@ -104,3 +139,7 @@ class Counters:
     prompt_length: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
     generation_length: Histogram = field(default_factory=lambda: Histogram(LENGTHS))
     step_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    allocator: AllocatorCounters = field(default_factory=AllocatorCounters)
+
+    def set_span_seconds(self, seconds: dict[tuple[str, str], float]) -> None:
+        self.span_seconds = seconds

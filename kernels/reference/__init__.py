@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ..operations import Refusal, Target
+from ..operations import Buffers, Refusal, Target
 from .decode import TorchMlaDecode
 from .experts import TorchMoeExperts, moe_gate
 from .linear import TorchGatedMlp, TorchKvUp, TorchLinear
@@ -19,21 +20,30 @@ class TorchBackend:
         return None
 
     def offer(self, operation: str, target: Target) -> Any:
-        return _OPERATIONS[operation]
+        if operation == "decoder":
+            return Refusal("it runs a step operation by operation")
+        if target.weights != "stored" and operation in ("linear", "gated_mlp", "moe_experts"):
+            return Refusal(f"it keeps weights as stored, not in {target.weights}")
+        make = _WITH_BUFFERS.get(operation)
+        return make(target.buffers) if make is not None else _PLAIN[operation]
 
 
-_OPERATIONS: dict[str, Any] = {
+# The norms and rope have no form that writes into a given place, and the gate's results are small.
+_PLAIN: dict[str, Any] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
     "rope": rope,
     "latent_write": latent_write,
-    "linear": TorchLinear(),
-    "gated_mlp": TorchGatedMlp(),
-    "kv_up": TorchKvUp(),
-    "mla_decode": TorchMlaDecode(),
-    "mla_prefill": TorchMlaPrefill(),
     "moe_gate": moe_gate,
-    "moe_experts": TorchMoeExperts(),
+}
+
+_WITH_BUFFERS: dict[str, Callable[[Buffers], Any]] = {
+    "linear": TorchLinear,
+    "gated_mlp": TorchGatedMlp,
+    "kv_up": TorchKvUp,
+    "mla_decode": TorchMlaDecode,
+    "mla_prefill": TorchMlaPrefill,
+    "moe_experts": TorchMoeExperts,
 }
 
 BACKEND = TorchBackend()

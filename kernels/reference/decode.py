@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..operations import Buffers
 from .groups import cut
 
 # What one more group costs, in values read from the cache: about 350 tokens of 576, measured on one core.
@@ -35,6 +36,9 @@ class DecodePlan(NamedTuple):
 
 
 class TorchMlaDecode:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+
     def plan(
         self,
         lengths: Sequence[int],
@@ -73,23 +77,30 @@ class TorchMlaDecode:
         return DecodePlan(page_size, order, back, groups)
 
     def __call__(self, q: Tensor, cache: Tensor, plan: DecodePlan, *, scale: float, rank: int) -> Tensor:
-        width = cache.shape[1]
+        take = self._buffers.take
+        heads, width = q.shape[1:]
         paged = cache.view(-1, plan.page_size * width)
         if plan.order is not None:
-            q = q.index_select(0, plan.order)
+            q = torch.index_select(q, 0, plan.order, out=take(q.shape, q.dtype))
         unused = q.new_empty(())  # baddbmm's summand, which beta = 0 leaves out: this way the scale is free
         outs: list[Tensor] = []
         for start, end, pages, hidden in plan.groups:
+            rows = end - start
             # Whole pages and the whole width, part of it in vain: a slice of a batch would be copied first, transposed
             # and element by element, which takes several times as long as the product.
-            kv = paged.index_select(0, pages).view(end - start, -1, width)
-            scores = torch.baddbmm(unused, q[start:end], kv.transpose(1, 2), beta=0, alpha=scale)
+            kv = torch.index_select(paged, 0, pages, out=take((len(pages), paged.shape[1]), cache.dtype))
+            kv = kv.view(rows, -1, width)
+            shape = (rows, heads, kv.shape[1])
+            scores = torch.baddbmm(
+                unused, q[start:end], kv.transpose(1, 2), beta=0, alpha=scale, out=take(shape, q.dtype)
+            )
             if hidden is not None:
                 scores.masked_fill_(hidden, -math.inf)
-            outs.append(torch.bmm(scores.softmax(-1), kv))
-        out = outs[0] if len(outs) == 1 else torch.cat(outs)
+            shares = torch.softmax(scores, -1, out=take(shape, q.dtype))
+            outs.append(torch.bmm(shares, kv, out=take((rows, heads, width), q.dtype)))
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, out=take(q.shape, q.dtype))
         if plan.back is not None:
-            out = out.index_select(0, plan.back)
+            out = torch.index_select(out, 0, plan.back, out=take(q.shape, q.dtype))
         return out[..., :rank]
 
 

@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..operations import Buffers
+from .placed import silu
+
 _FP32_MIN_WEIGHTS = 1 << 17
 
 
@@ -30,11 +33,13 @@ def pack_weight(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32) if _prepacks(weight) else weight
 
 
-def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear for a weight that may be prepacked."""
+def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers) -> Tensor:
+    """F.linear for a weight that may be prepacked; oneDNN's product of such a one makes its own result."""
     if weight.is_mkldnn:
+        buffers.bypass()
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+    out = buffers.take((*x.shape[:-1], weight.shape[0]), x.dtype)
+    return F.linear(x, weight, bias) if out is None else torch.ops.aten.linear.out(x, weight, bias, out=out)
 
 
 class PackedLinear(NamedTuple):
@@ -43,11 +48,14 @@ class PackedLinear(NamedTuple):
 
 
 class TorchLinear:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, kept: bool = False) -> PackedLinear:
         return PackedLinear(weight if kept else pack_weight(weight), bias)
 
     def __call__(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return packed_linear(x, packed.weight, packed.bias)
+        return packed_linear(x, packed.weight, packed.bias, self._buffers)
 
 
 class PackedMlp(NamedTuple):
@@ -56,12 +64,16 @@ class PackedMlp(NamedTuple):
 
 
 class TorchGatedMlp:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+
     def pack(self, gate_up: Tensor, down: Tensor) -> PackedMlp:
         return PackedMlp(pack_weight(gate_up.flatten(0, 1)), pack_weight(down))
 
     def __call__(self, x: Tensor, packed: PackedMlp) -> Tensor:
-        gate, up = packed_linear(x, packed.gate_up).chunk(2, dim=-1)
-        return packed_linear(F.silu(gate).mul_(up), packed.down)
+        buffers = self._buffers
+        gate, up = packed_linear(x, packed.gate_up, None, buffers).chunk(2, dim=-1)
+        return packed_linear(silu(gate, buffers).mul_(up), packed.down, None, buffers)
 
 
 class PackedKvUp(NamedTuple):
@@ -72,15 +84,21 @@ class PackedKvUp(NamedTuple):
 
 
 class TorchKvUp:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+
     def pack(self, key_up: Tensor, value_up: Tensor) -> PackedKvUp:
         return PackedKvUp(key_up.transpose(1, 2).contiguous(), value_up.transpose(1, 2).contiguous())
 
     def absorb(self, q_nope: Tensor, packed: PackedKvUp) -> Tensor:
-        return torch.bmm(q_nope.transpose(0, 1), packed.key_up.transpose(1, 2)).transpose(0, 1)
+        return self._bmm(q_nope.transpose(0, 1), packed.key_up.transpose(1, 2)).transpose(0, 1)
 
     def value(self, out: Tensor, packed: PackedKvUp) -> Tensor:
-        return torch.bmm(out.transpose(0, 1), packed.value_up).transpose(0, 1)
+        return self._bmm(out.transpose(0, 1), packed.value_up).transpose(0, 1)
 
     def expand(self, latents: Tensor, packed: PackedKvUp) -> tuple[Tensor, Tensor]:
         latents = latents.expand(packed.key_up.shape[0], *latents.shape)
-        return torch.bmm(latents, packed.key_up), torch.bmm(latents, packed.value_up)
+        return self._bmm(latents, packed.key_up), self._bmm(latents, packed.value_up)
+
+    def _bmm(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(a, b, out=self._buffers.take((*a.shape[:2], b.shape[2]), a.dtype))

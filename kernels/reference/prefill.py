@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..operations import Expand
+from ..operations import Buffers, Expand
 from .groups import cut
+from .placed import contiguous, empty
 
 _LEAST_BLOCK = 16
 _BLOCK = 128  # query tokens a block: enough for products at full rate, and little above the diagonal in vain
@@ -48,6 +49,9 @@ class PrefillPlan(NamedTuple):
 
 
 class TorchMlaPrefill:
+    def __init__(self, buffers: Buffers) -> None:
+        self._buffers = buffers
+
     def plan(
         self, lengths: Sequence[int], counts: Sequence[int], block_tables: Tensor, page_size: int, heads: int
     ) -> PrefillPlan:
@@ -75,44 +79,67 @@ class TorchMlaPrefill:
     def __call__(
         self, q: Tensor, cache: Tensor, plan: PrefillPlan, *, scale: float, rank: int, expand: Expand
     ) -> Tensor:
+        buffers = self._buffers
+        take = buffers.take
         tokens, heads, head_dim = q.shape
         width = cache.shape[1]
         paged = cache.view(-1, plan.page_size * width)
         out: Tensor | None = None
         for group in plan.groups:
             rows, queries, length = group.rows, group.queries, group.length
-            kv = paged.index_select(0, group.pages).view(rows, -1, width)[:, :length].flatten(0, 1)
+            pages = torch.index_select(
+                paged, 0, group.pages, out=take((len(group.pages), paged.shape[1]), cache.dtype)
+            )
+            kv = contiguous(pages.view(rows, -1, width)[:, :length], buffers).view(-1, width)
             key_nope, value = expand(kv[:, :rank])
-            key = torch.cat((key_nope, kv[:, rank:].expand(heads, -1, -1)), dim=-1)
-            padded = q.index_select(0, group.gather).view(rows, queries, heads, head_dim)
+            turned = kv[:, rank:].expand(heads, -1, -1)
+            shape = (heads, len(kv), key_nope.shape[-1] + turned.shape[-1])
+            key = torch.cat((key_nope, turned), dim=-1, out=take(shape, q.dtype))
+            padded = torch.index_select(
+                q, 0, group.gather, out=take((len(group.gather), heads, head_dim), q.dtype)
+            ).view(rows, queries, heads, head_dim)
             result = _attend(
-                padded.permute(2, 0, 1, 3).reshape(heads * rows, queries, head_dim),
+                contiguous(padded.permute(2, 0, 1, 3), buffers).view(heads * rows, queries, head_dim),
                 key.view(heads * rows, length, -1),
                 value.reshape(heads * rows, length, -1),
                 group,
                 scale,
+                buffers,
             )
             result = result.view(heads, rows * queries, -1).transpose(0, 1)
             places = group.gather
             if group.own is not None:
                 result, places = result.index_select(0, group.own), places.index_select(0, group.own)
             if out is None:
-                out = q.new_empty(tokens, heads, result.shape[-1])
+                out = empty((tokens, heads, result.shape[-1]), q, buffers)
             out.index_copy_(0, places, result)
         assert out is not None, "a plan has a row"
         return out
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, scale: float) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, group: Group, scale: float, buffers: Buffers
+) -> Tensor:
     """query [h * rows, queries, n], key [h * rows, length, n], value [h * rows, length, v]; gives [.., queries, v]."""
-    out = query.new_empty(*query.shape[:2], value.shape[-1])
+    out = empty((*query.shape[:2], value.shape[-1]), query, buffers)
     unused = query.new_empty(())  # baddbmm's summand, which beta = 0 leaves out: this way the scale is free
     for start, end, keys, seen, hidden in group.blocks:
         # Copied here, row by row: oneDNN would copy the transposed slice of a batch element by element.
-        seen_keys = key[:, :keys].contiguous().transpose(1, 2)
-        scores = torch.baddbmm(unused, query[:, start:end], seen_keys, beta=0, alpha=scale)
+        seen_keys = contiguous(key[:, :keys], buffers).transpose(1, 2)
+        shape = (query.shape[0], end - start, keys)
+        scores = torch.baddbmm(
+            unused,
+            query[:, start:end],
+            seen_keys,
+            beta=0,
+            alpha=scale,
+            out=buffers.take(shape, query.dtype),
+        )
         scores.unflatten(0, (-1, group.rows))[..., seen:].masked_fill_(hidden, -math.inf)
-        out[:, start:end] = torch.bmm(scores.softmax(-1), value[:, :keys])
+        shares = torch.softmax(scores, -1, out=buffers.take(shape, query.dtype))
+        out[:, start:end] = torch.bmm(
+            shares, value[:, :keys], out=buffers.take((*shape[:2], value.shape[-1]), query.dtype)
+        )
     return out
 
 

@@ -1,6 +1,6 @@
 """The time of one forward pass of random weights, alone: no server, no scheduler, no sampling.
 
-    python -m tests.bench.step [common | carried] [--threads N] [--dtype D] [--steps N]
+    python -m tests.bench.step [common | carried] [--backend B[,B]] [--threads N] [--dtype D] [--steps N]
 
 `common` is the checkpoint that engines are compared on (docs/performance.md), `carried` the shape of the model in this
 repository. Contexts are spread evenly over 16..768 and every token is drawn at random: repeated tokens would keep their
@@ -10,6 +10,7 @@ experts in the processor's cache.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -66,9 +67,9 @@ class RandomSource:
         return
 
 
-def build(config: ModelConfig, dtype: torch.dtype) -> DeepseekModel:
+def build(config: ModelConfig, dtype: torch.dtype, backend: str = "auto") -> DeepseekModel:
     torch.manual_seed(0)
-    kernels = resolve("auto", Target(CPU, dtype))
+    kernels = resolve(backend, Target(CPU, dtype))
     return DeepseekModel(config, RandomSource(dtype), dtype=dtype, device=CPU, kernels=kernels)
 
 
@@ -146,20 +147,32 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shape", choices=SHAPES, default="common", nargs="?")
+    parser.add_argument("--backend", default="auto", help="several, with commas between, take turns")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=1, help="how often each backend has its turn")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = build(config_of(SHAPES[args.shape]), getattr(torch, args.dtype))
+    config, dtype = config_of(SHAPES[args.shape]), getattr(torch, args.dtype)
+    models = {name: build(config, dtype, name) for name in args.backend.split(",")}
     for rows in (1, 8, 32):
-        times = milliseconds(model, *decode_batches(model.config, rows, args.steps))
-        report(f"decode {rows} rows, ms a step", times[args.steps // 5 :])
+        batches, pages = decode_batches(config, rows, args.steps)
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+        for _, (name, model) in itertools.product(range(args.rounds), models.items()):
+            times[name] += milliseconds(model, batches, pages)[args.steps // 5 :]
+        for name in models:
+            report(f"{name}: decode {rows} rows, ms a step", times[name])
     for chunk in (256, 1024):
-        batches, pages = prompt_batches(model.config, 1024, chunk)
-        runs = [milliseconds(model, batches, pages) for _ in range(max(3, args.steps // 5))]
-        whole = [(sum(wall for wall, _ in run), sum(cpu for _, cpu in run)) for run in runs]
-        report(f"prefill 1024 tokens, {chunk} a step, ms", whole)
+        batches, pages = prompt_batches(config, 1024, chunk)
+        whole: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+        for _, (name, model) in itertools.product(
+            range(args.rounds * max(3, args.steps // 5)), models.items()
+        ):
+            run = milliseconds(model, batches, pages)
+            whole[name].append((sum(wall for wall, _ in run), sum(cpu for _, cpu in run)))
+        for name in models:
+            report(f"{name}: prefill 1024 tokens, {chunk} a step, ms", whole[name])
 
 
 if __name__ == "__main__":

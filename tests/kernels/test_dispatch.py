@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import arc.kernels
@@ -43,16 +44,28 @@ def row(kernels: KernelSet, operation: str):
 
 
 def test_the_reference_takes_every_operation():
-    for choice in ("auto", "torch"):
-        kernels = resolve(choice, TARGET)
-        assert [line.operation for line in kernels.table()] == list(OPERATIONS)
-        assert {line.backend for line in kernels.table()} == {"torch"}
-        assert all(line.refused == () for line in kernels.table())
-        assert all(getattr(kernels, operation) is not None for operation in OPERATIONS)
+    kernels = resolve("torch", TARGET)
+    assert [line.operation for line in kernels.table()] == list(OPERATIONS)
+    assert {line.backend for line in kernels.table()} == {"torch"}
+    assert all(line.refused == () for line in kernels.table())
+    assert all(getattr(kernels, operation) is not None for operation in OPERATIONS)
+    assert kernels.decoder is None
+
+
+def test_a_backend_runs_whole_steps_only_where_it_runs_everything():
+    everything = Fast("native", takes=(*OPERATIONS, "decoder"))
+    decoder = SimpleNamespace(stamps="stamps")
+    everything.offer = lambda operation, target: decoder if operation == "decoder" else operation
+    kernels = resolve("auto", TARGET, (everything, TORCH))
+    assert kernels.decoder is decoder and kernels.stamps == "stamps"
+    almost = Fast("native", takes=("decoder", *(name for name in OPERATIONS if name != "rope")))
+    kernels = resolve("auto", TARGET, (almost, TORCH))
+    assert kernels.decoder is None and kernels.stamps is None
+    assert resolve("auto", TARGET, (Fast("native", takes=OPERATIONS), TORCH)).decoder is None
 
 
 def test_every_field_of_a_kernel_set_is_an_operation():
-    assert {f.name for f in fields(KernelSet)} == {*OPERATIONS, "resolutions"}
+    assert {f.name for f in fields(KernelSet)} == {*OPERATIONS, "resolutions", "stamps", "decoder"}
 
 
 def test_auto_asks_in_order_and_keeps_every_refusal():
@@ -77,10 +90,10 @@ def test_a_named_backend_falls_back_in_sight():
 
 def test_an_unknown_backend_is_an_error_with_the_nearest_name():
     with pytest.raises(
-        KernelError, match=r"unknown backend 'troch' \(known: auto, torch\); did you mean torch\?"
+        KernelError, match=r"unknown backend 'troch' \(known: auto, native, torch\); did you mean torch\?"
     ):
         resolve("troch", TARGET)
-    with pytest.raises(KernelError, match=r"unknown backend '' \(known: auto, torch\)$"):
+    with pytest.raises(KernelError, match=r"unknown backend '' \(known: auto, native, torch\)$"):
         resolve("", TARGET)
 
 

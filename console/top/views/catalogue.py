@@ -6,7 +6,8 @@ from .events import Events
 from .flags import Flags
 from .overview import Overview
 from .sequences import Sequences
-from .unavailable import Allocator, Spans
+from .spans import Spans
+from .unavailable import Allocator
 from .view import View
 
 SEQUENCES, FLAGS = 1, 4

@@ -204,6 +204,6 @@ def _wrapped(text: str, role: Role, width: int, rows: int, *, name: str = "") ->
     head = f"{name}  " if name else ""
     found = textwrap.wrap(text, width - 2, initial_indent="x" * len(head)) or [head]
     found[rows - 1 :] = [" ".join(found[rows - 1 :])] if len(found) >= rows else []
-    lines: list[Line] = [[("  ", "text"), (head, "here"), (found[0][len(head) :], role)]]
-    lines += [[(f"  {line}", role)] for line in found[1:]]
-    return lines + [[]] * (rows - len(lines))
+    rest: list[Line] = [[(f"  {line}", role)] for line in found[1:]]
+    lines: list[Line] = [[("  ", "text"), (head, "here"), (found[0][len(head) :], role)], *rest]
+    return lines + [[] for _ in range(rows - len(lines))]

@@ -1,4 +1,4 @@
-"""Views 3 and 4 while the engine has no such instrument: they say so and what they will show, never a zero."""
+"""View 4 while the engine has no such instrument: it says so and what it will show, never a zero."""
 
 from __future__ import annotations
 
@@ -21,18 +21,6 @@ class _Unavailable(View):
         lines: list[Line] = [[], [("  NA", "here"), (f"  {why}", "text")], []]
         lines.extend([[(f"  {text}", "dim")] for text in textwrap.wrap(self.will_show, min(width, 100) - 4)])
         return [fit(line, width) for line in lines]
-
-
-class Spans(_Unavailable):
-    name = "Spans"
-    short = "Spans"
-    will_show = (
-        "With it: the tree of spans of a step, decode and prompt apart; for each its calls, wall, device, sync and "
-        "host-self time and its share of the step; and the proof that the numbers can be trusted."
-    )
-
-    def why(self, scene: Scene) -> str:
-        return scene.picture.spans
 
 
 class Allocator(_Unavailable):

@@ -35,6 +35,12 @@ class View:
         """Whether the view shows single sequences: they are asked for only then."""
         return False
 
+    wants_spans = False  # whether the view shows spans: they are asked for only then
+
+    def pin(self, scene: Scene) -> bool:
+        """Keep this moment to compare with, or let the kept one go. False where there is nothing to keep."""
+        return False
+
     def note(self) -> str:
         """What the view says of itself in the footer, such as the rows in sight."""
         return ""

@@ -16,6 +16,7 @@ from arc.console.top.lines import Line, text_of, width_of
 from arc.console.top.scene import SPANS, Scene
 from arc.console.top.store import Link, Picture
 from arc.engine.control import protocol as p
+from arc.engine.control import span_messages as s
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "console"
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -30,13 +31,18 @@ class Recorded(msgspec.Struct, frozen=True):
     history: p.History
     events: p.Events
     flags: p.Flags
-    spans: str
     allocator: str
 
 
 @cache
 def recorded() -> Recorded:
     return msgspec.json.decode((DATA / "recorded.json").read_bytes(), type=Recorded)
+
+
+@cache
+def span_report() -> s.SpanReport:
+    """Of a real engine on the carried model, at detail `op`, with all three kinds of step."""
+    return msgspec.json.decode((DATA / "spans.json").read_bytes(), type=s.SpanReport)
 
 
 @cache
@@ -54,7 +60,7 @@ def picture() -> Picture:
         flags=read.flags,
         memory=read.memory,
         host=Host(0.87, 1.0, 2, 6_000 * 2**20, 24_106 * 2**20, p.NA("the engine runs on cpu")),
-        spans=read.spans,
+        spans=span_report(),
         allocator=read.allocator,
     )
 

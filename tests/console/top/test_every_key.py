@@ -104,6 +104,7 @@ EFFECTS: dict[str, tuple[tuple[Any, ...], Probe, Any]] = {
     "history_forward": (("left",), mode, "live"),
     "window_shorter": ((), span, SPANS[0]),
     "window_longer": ((), span, SPANS[2]),
+    "pin": ((), told, says("nothing to pin")),
     "mark": ((), screen, "Prompt"),
     "replay_back": ((), told, says("this is no replay")),
     "replay_on": ((), told, says("this is no replay")),

@@ -29,6 +29,41 @@ def test_a_long_step_is_loud_and_names_the_open_span_or_why_not() -> None:
     assert alarms(snapshot=snapshot(step_open=2.9)) == []
 
 
+def instruments(**changes: object) -> p.Instruments:
+    sound = p.Instruments(
+        spans=True, detail="layer", verdict="pass", text="pass", open_span=p.NA("no step is open")
+    )
+    return msgspec.structs.replace(sound, **changes)
+
+
+def test_a_stall_names_the_span_that_is_open() -> None:
+    path = "step/decode/pipeline.step/model_forward/moe"
+    (line,) = alarms(snapshot=snapshot(step_open=9.0, instruments=instruments(open_span=path)))
+    assert f"open span: {path}" in line
+    off = instruments(spans=False, verdict="none", open_span=p.NA("profile.enabled is off"))
+    (line,) = alarms(snapshot=snapshot(step_open=9.0, instruments=off))
+    assert "open span: NA, profile.enabled is off" in line
+
+
+def test_instruments_that_are_not_to_be_trusted_are_loud_at_every_width() -> None:
+    bad = instruments(verdict="fail", text="FAIL: 3 misnested spans")
+    (line,) = alarms(snapshot=snapshot(instruments=bad))
+    assert "DO NOT TRUST THE SPANS" in line and "3 misnested spans" in line
+    for width in (80, 120, 200):
+        assert "proof FAIL" in text_of(header.header(scene(snapshot=snapshot(instruments=bad)), width))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({}, "proof ok"), ({"verdict": "none"}, "proof --"), ({"spans": False, "verdict": "none"}, "spans off")],
+)
+def test_the_header_says_whether_the_instruments_prove_themselves(
+    changes: dict[str, object], said: str
+) -> None:
+    shown = snapshot(instruments=instruments(**changes))
+    assert said in text_of(header.header(scene(snapshot=shown), 200))
+
+
 def test_a_step_that_is_as_long_as_its_like_is_no_stall() -> None:
     slow = tuple(msgspec.structs.replace(each, steps=1, step_seconds=2.0) for each in picture().samples[-60:])
     assert alarms(samples=slow, snapshot=snapshot(step_open=9.0)) == []

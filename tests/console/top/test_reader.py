@@ -15,6 +15,7 @@ from arc.console.top.store import Store
 from arc.engine.control import protocol as p
 
 from .conftest import Engine
+from .recorded import span_report
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_the_picture_fills_and_follows(engine: Engine, reader: tuple[Reader, Sto
     reading, store = reader
     until(lambda: store.picture.snapshot and store.picture.host and store.picture.memory)
     assert store.picture.hello is not None and store.picture.hello.name == "sim"
-    assert store.picture.spans == "this engine has no span instrument yet"
+    assert store.picture.spans == p.NA("nothing was recorded yet")
     assert store.picture.sequences is None  # nobody looks at them
     engine.engine.submit(1_000_000, "long")
     until(lambda: store.picture.snapshot and store.picture.snapshot.running == 1)
@@ -47,6 +48,11 @@ def test_the_picture_fills_and_follows(engine: Engine, reader: tuple[Reader, Sto
             store.picture.sequences and [each.id for each in store.picture.sequences.sequences] == ["long"]
         )
     )
+    engine.engine.span_report = span_report()
+    time.sleep(1.5)
+    assert store.picture.spans == p.NA("nothing was recorded yet"), "nobody looks at them"
+    reading.wants_spans = 3600.0
+    until(lambda: store.picture.spans == engine.engine.span_report)
     until(lambda: store.picture.samples and store.picture.samples[-1].steps > 0)
     times = [sample.time for sample in store.picture.samples]
     assert times == sorted(set(times))
@@ -115,7 +121,7 @@ def test_an_engine_with_instruments_is_attached_all_the_same(
     store = Store()
     with Client(engine.path) as client:
         attach(client, store)
-    assert store.picture.spans == "this console cannot show it yet"
+    assert isinstance(store.picture.spans, p.NA) and "this console cannot show" in store.picture.spans.na
     assert store.picture.allocator == "this engine has no allocator instrument yet"
 
 

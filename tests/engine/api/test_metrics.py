@@ -92,6 +92,20 @@ def test_carries_all_of_vllms_names_with_its_types_and_labels():
         assert {frozenset(sample.labels) for sample in ours[name].samples} <= their_labels, name
 
 
+def test_spans_have_their_seconds_by_channel_and_what_is_not_known_is_left_out() -> None:
+    counters = busy()
+    assert "arc:span_seconds_total{" not in page(counters)
+    counters.set_span_seconds(
+        {("step", "wall"): 2.5, ("step/decode", "wall"): 2.0, ("step", "host_self"): 0.5}
+    )
+    lines = [line for line in page(counters).splitlines() if line.startswith("arc:span_seconds_total{")]
+    assert len(lines) == 3
+    assert any(
+        'span="step/decode"' in line and 'channel="wall"' in line and line.endswith(" 2.0") for line in lines
+    )
+    assert not any('channel="device"' in line for line in lines)
+
+
 def test_histogram_bounds_hold_vllms_up_to_what_it_resolves():
     """A dashboard's `histogram_quantile` over both engines needs the bounds that both have."""
     ours, theirs = families(page(busy())), families(VLLM.read_text())

@@ -26,11 +26,13 @@ from arc.engine.control.protocol import (
     DrainStarted,
     Event,
     Flushed,
+    Instruments,
     MemoryPart,
     Pages,
     SequenceView,
 )
 from arc.engine.control.recorder import Recorder
+from arc.engine.control.span_messages import SpanReport, Trace
 from arc.engine.core.interface import Closed, EngineInfo
 from arc.engine.flags import FlagError, FlagReason, Value
 from arc.engine.sequence import FinishReason, WaitReason
@@ -67,6 +69,7 @@ class SimulatedEngine:
         self.events = EventLog(sink=self._to_recorder)
         self.step_ring: deque[StepRecord] = deque(maxlen=4096)
         self.step_seconds = step_seconds
+        self.span_report: SpanReport | NA = NA("nothing was recorded yet")
         self.finished: list[str] = []
         self.lost: list[str] = []
         settings = load(folder=folder or Path("/nonexistent"), environ={})
@@ -112,6 +115,16 @@ class SimulatedEngine:
                 self._commands.append((command, future))
                 self._wake.notify()
         return future
+
+    def spans(self, window: float) -> SpanReport | NA:
+        return self.span_report
+
+    def trace(self, seconds: float) -> Trace | NA:
+        return NA("this engine records no calls")
+
+    def instruments(self) -> Instruments:
+        off = NA("profile.enabled is off")
+        return Instruments(spans=False, detail="layer", verdict="none", text="off", open_span=off)
 
     def memory(self) -> list[MemoryPart]:
         return [

@@ -72,6 +72,8 @@ async def test_any_changes_while_it_works_change_no_token_and_lose_no_request(
                 "admission.policy": rng.choice(["ragged", "bucketed"]),
                 "admission.bucket_losers": rng.choice(["wait", "preempt"]),
                 "cache.prefix": rng.random() < 0.5,
+                "profile.enabled": rng.random() < 0.5,
+                "profile.detail": rng.choice(["step", "layer", "op"]),
             }
             chosen = dict(rng.sample(sorted(changes.items()), rng.randint(1, 4)))
             ttl = rng.choice([None, None, 0.05])

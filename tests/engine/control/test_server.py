@@ -49,7 +49,8 @@ def test_every_read_is_of_its_declared_type(running: Running, endpoint: Any) -> 
     running.engine.submit(5)
     status, answer = running.connect().ask("GET", endpoint.path)
     assert status == 200
-    decoded = msgspec.convert(answer, endpoint.answer)
+    declared = NA if endpoint.or_na and set(answer) == {"na"} else endpoint.answer
+    decoded = msgspec.convert(answer, declared)
     assert json.loads(msgspec.json.encode(decoded)) == answer, "no field that the type does not declare"
 
 
@@ -112,8 +113,9 @@ def test_a_long_step_does_not_delay_reads_and_the_picture_says_its_age(running: 
 
 def test_na_is_not_zero(running: Running) -> None:
     wire = running.connect()
-    for path in ("/v1/spans", "/v1/allocator"):
-        assert set(wire.get(path)) == {"na"}
+    assert set(wire.get("/v1/spans")) == {"na"}
+    allocator = wire.get("/v1/allocator?window=5")
+    assert allocator["now"] is allocator["window"] is None  # the simulated engine has none
     parts = {part["component"]: part["bytes"] for part in wire.get("/v1/memory")["parts"]}
     assert parts["weights"] == 2_000_000
     assert "na" in parts["graphs"]

@@ -83,7 +83,7 @@ def assert_nothing_is_kept(assembly: Assembly) -> None:
     assert assembly.engine.sequences == {}
     assert assembly.handle.open_streams == 0
     assert len(runner._tables) == 0
-    assert runner._sampler._states == {}
+    assert runner.sampler._states == {}
     assert assembly.engine.scheduler._entries == {}
 
 

@@ -1,0 +1,82 @@
+// The library's functions: which level runs here, how much room a call needs, and the call itself.
+
+#include "api.h"
+
+#include "kernels.h"
+#include "matrix.h"
+#include "pack.h"
+#include "pool.h"
+
+#define ARC_API __attribute__((visibility("default")))
+
+namespace arc {
+namespace {
+
+const Kernels *kernels_of(int level) {
+    switch (level) {
+    case 0: return avx512_bf16_kernels();
+    case 1: return avx512_kernels();
+    case 2: return avx2_kernels();
+    default: return plain_kernels();
+    }
+}
+
+bool runs(int level) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    switch (level) {
+    case 0: return avx512 && __builtin_cpu_supports("avx512bf16");
+    case 1: return avx512;
+    case 2: return avx2;
+    default: return level == 3;
+    }
+#else
+    return level == 3;
+#endif
+}
+
+} // namespace
+} // namespace arc
+
+using namespace arc;
+
+extern "C" {
+
+ARC_API const char *arc_levels() { return "avx512_bf16 avx512 avx2 plain"; }
+
+ARC_API int32_t arc_runs(int32_t level) { return runs(level); }
+
+ARC_API void *arc_pool_new() { return new Pool; }
+
+ARC_API void arc_pool_delete(void *pool) { delete static_cast<Pool *>(pool); }
+
+ARC_API int64_t arc_matrix_bytes(int32_t n, int32_t k, int32_t format) {
+    return matrix_bytes(n, k, format);
+}
+
+ARC_API int64_t arc_matrix_scales(int32_t n, int32_t k, int32_t format) { return matrix_scales(n, k, format); }
+
+ARC_API int64_t arc_workspace(int32_t operation, int32_t type, const void *call) {
+    return workspace_bytes(operation, Type(type), call);
+}
+
+ARC_API void arc_run(void *pool, int32_t threads, int32_t level, int32_t type, int32_t operation, void *call) {
+    auto &team = *static_cast<Pool *>(pool);
+    if (operation == PACK) {
+        struct Packing {
+            const PackCall &call;
+            Type type;
+        } packing{*static_cast<PackCall *>(call), Type(type)};
+        auto job = [](Worker &worker, void *context) {
+            auto &packing = *static_cast<Packing *>(context);
+            pack(worker, packing.call, packing.type);
+        };
+        team.run(threads, job, &packing);
+        return;
+    }
+    team.run(threads, kernels_of(level)->jobs[type][operation], call);
+}
+}

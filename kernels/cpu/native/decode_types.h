@@ -1,0 +1,50 @@
+// What both forms of decode attention work on: pages, chunks, and sums that are not yet a result.
+
+#pragma once
+
+namespace arc::ARC_LEVEL {
+
+constexpr int BLOCK = 32; // tokens whose scores are known before their values are read
+constexpr int CHUNK = 256;
+constexpr int GROUP = 16; // columns that are computed together
+
+inline int chunks(int length) { return (length + CHUNK - 1) / CHUNK; }
+
+// One row's places in the paged cache.
+struct Pages {
+    Pages(const Rows &rows, int row) : table(rows.tables + row * rows.stride), size(rows.page_size) {}
+    int64_t slot(int token) const { return table[token / size] * size + token % size; }
+    const int64_t *table;
+    int size;
+};
+
+// What is known of a group's columns after some tokens: the largest score, the sum of weights, the weighted sum of latents.
+// Columns are padded to GROUP in `most` and `sums`, and to 8 in `out`.
+struct Partial {
+    float *most; // [columns]
+    float *sums; // [columns]
+    float *out;  // [columns, stride]
+    int stride;
+
+    void clear(int columns) const {
+        for (int c = 0; c < round_up(columns, GROUP); ++c) most[c] = -INFINITY, sums[c] = 0;
+        std::memset(out, 0, size_t(round_up(columns, 8)) * size_t(stride) * sizeof(float));
+    }
+};
+
+// The partials of a row's chunks, one after the other in memory.
+struct Partials {
+    float *base;
+    int columns, rank;
+    int stride() const { return int(round_up(rank, 32)); }
+    static int64_t floats(int columns, int rank) {
+        return round_up(columns, 8) * round_up(rank, 32) + 2 * round_up(columns, GROUP);
+    }
+    Partial part(int chunk) const {
+        float *out = base + chunk * floats(columns, rank);
+        float *most = out + round_up(columns, 8) * stride();
+        return {most, most + round_up(columns, GROUP), out, stride()};
+    }
+};
+
+} // namespace arc::ARC_LEVEL
