@@ -30,7 +30,7 @@ def header(scene: Scene, width: int) -> Line:
             end.append(_changed(len(snapshot.changed)))
         end.extend([("   step ", "dim"), (f"{_step_age(scene):>6}", "text"), (" ago", "dim")])
     if width >= 150:
-        end.extend([(f"   {hello.revision}", "dim")])
+        end.append((f"   {hello.revision}", "dim"))
     end.extend(_proof(snapshot, width))
     if scene.session.recording:
         end.append(("   ● rec", "bad" if scene.session.trouble else "need"))

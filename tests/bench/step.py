@@ -68,8 +68,10 @@ class RandomSource:
 
 
 def build(config: ModelConfig, dtype: torch.dtype, backend: str = "auto") -> DeepseekModel:
+    """`backend`: as kernels.backend, and after a slash kernels.weights: native/int8."""
     torch.manual_seed(0)
-    kernels = resolve(backend, Target(CPU, dtype))
+    name, _, weights = backend.partition("/")
+    kernels = resolve(name, Target(CPU, dtype, weights or "stored"))
     return DeepseekModel(config, RandomSource(dtype), dtype=dtype, device=CPU, kernels=kernels)
 
 
@@ -147,7 +149,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shape", choices=SHAPES, default="common", nargs="?")
-    parser.add_argument("--backend", default="auto", help="several, with commas between, take turns")
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        help="several, with commas between, take turns; native/int8 is one with int8 weights",
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--steps", type=int, default=30)

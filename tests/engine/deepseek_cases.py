@@ -232,10 +232,13 @@ def _hub_tensors(model: transformers.PreTrainedModel) -> Iterator[tuple[str, tor
 
 
 def build(
-    case: Case, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float32
+    case: Case,
+    tensors: Mapping[str, torch.Tensor],
+    dtype: torch.dtype = torch.float32,
+    backend: str = "auto",
 ) -> DeepseekModel:
     source = DictSource(tensors, dtype)
-    kernels = resolve("auto", Target(CPU, dtype))
+    kernels = resolve(backend, Target(CPU, dtype))
     model = DeepseekModel(case.config(), source, dtype=dtype, device=CPU, kernels=kernels)
     source.finish()
     return model

@@ -25,13 +25,17 @@ PROMPT = 23  # five whole pages and a part
 
 
 @cache
-def pair(case_name: str) -> tuple[Case, transformers.PreTrainedModel, DeepseekModel]:
+def pair(name: str) -> tuple[Case, transformers.PreTrainedModel, DeepseekModel]:
+    """`name`: the backend and the case. The reference runs layer by layer, the C++ kernels a step in one call."""
+    backend, _, case_name = name.partition(": ")
     case = next(case for case in CASES if case_id(case) == case_name)
     oracle = case.oracle()
-    return case, oracle, build(case, hub_tensors(oracle))
+    return case, oracle, build(case, hub_tensors(oracle), backend=backend)
 
 
-every_case = pytest.mark.parametrize("name", [case_id(case) for case in CASES])
+every_case = pytest.mark.parametrize(
+    "name", [f"{backend}: {case_id(case)}" for backend in ("torch", "native") for case in CASES]
+)
 
 
 @every_case

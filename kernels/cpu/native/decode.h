@@ -61,10 +61,12 @@ inline void attend(const T *q, int columns, const T *cache, int width, int, Page
     float *block_rows = scratch.take<float>(size_t(BLOCK) * wide);
     float *scores = scratch.take<float>(BLOCK * GROUP);
     alignas(64) float correction[GROUP];
+    const T *tokens[BLOCK];
     for (int start = first; start < last; start += BLOCK) {
         int count = min(BLOCK, last - start);
+        pages.rows(cache, width, start, count, tokens);
         for (int t = 0; t < count; ++t) {
-            const T *row = cache + pages.slot(start + t) * width;
+            const T *row = tokens[t];
             float *to = block_rows + t * wide;
             lanes(width, [&](int, auto get, auto put) { put(to, get(row)); });
             for (int i = width; i < wide; ++i) to[i] = 0;

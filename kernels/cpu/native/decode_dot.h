@@ -148,9 +148,9 @@ inline void dot_values(const bf16 *const *tokens, int count, int rank, const uin
     }
 }
 
-inline void prefetch_tokens(const bf16 *cache, int width, const Pages &pages, int first, int last) {
-    for (int t = first; t < last; ++t) {
-        auto *row = reinterpret_cast<const char *>(cache + pages.slot(t) * width);
+inline void prefetch_tokens(const bf16 *const *tokens, int count, int width) {
+    for (int t = 0; t < count; ++t) {
+        auto *row = reinterpret_cast<const char *>(tokens[t]);
         for (int i = 0; i < width * 2; i += 64) _mm_prefetch(row + i, _MM_HINT_T0);
     }
 }
@@ -190,12 +190,19 @@ inline void attend(const bf16 *q, int columns, const bf16 *cache, int width, int
         else query_panel<16>(from, used, width, panel(g));
     }
     partial.clear(columns);
-    const bf16 *tokens[BLOCK];
+    const bf16 *blocks[2][BLOCK], **tokens = blocks[0], **next = blocks[1];
+    pages.rows(cache, width, first, min(BLOCK, last - first), next);
     for (int start = first; start < last; start += BLOCK) {
-        int count = min(BLOCK, last - start);
+        const bf16 **now = next;
+        next = tokens;
+        tokens = now;
+        int count = min(BLOCK, last - start), after = min(BLOCK, last - start - count);
         // Past the last token stands the last one again, with a weight of zero.
-        for (int t = 0; t < BLOCK; ++t) tokens[t] = cache + pages.slot(start + min(t, count - 1)) * width;
-        prefetch_tokens(cache, width, pages, start + BLOCK, min(last, start + 2 * BLOCK));
+        for (int t = count; t < BLOCK; ++t) tokens[t] = tokens[count - 1];
+        if (after > 0) {
+            pages.rows(cache, width, start + count, after, next);
+            prefetch_tokens(next, after, width);
+        }
         for (int g = 0; g < groups; ++g) {
             int column = g * 16, used = min(16, columns - column);
             if (used <= 8) {

@@ -13,7 +13,18 @@ inline int chunks(int length) { return (length + CHUNK - 1) / CHUNK; }
 // One row's places in the paged cache.
 struct Pages {
     Pages(const Rows &rows, int row) : table(rows.tables + row * rows.stride), size(rows.page_size) {}
-    int64_t slot(int token) const { return table[token / size] * size + token % size; }
+    // The cached rows, `width` values each, of `count` tokens from `first` on. One division, not one a token.
+    template <typename T> void rows(const T *cache, int width, int first, int count, const T **to) const {
+        int page = first / size, offset = first % size;
+        const T *start = cache + table[page] * size * width;
+        for (int t = 0; t < count; ++t, ++offset) {
+            if (offset == size) {
+                offset = 0;
+                start = cache + table[++page] * size * width;
+            }
+            to[t] = start + int64_t(offset) * width;
+        }
+    }
     const int64_t *table;
     int size;
 };

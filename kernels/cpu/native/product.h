@@ -200,9 +200,7 @@ inline void whole_numbers(const int8_t *from, int k, int stride, Floats *two) {
     two[1] = load(from + (k + 1) * stride);
 }
 inline void nibbles(const int8_t *from, int k, int stride, Floats *two) {
-    Bytes bytes;
-    std::memcpy(&bytes, from + k / 2 * stride, sizeof bytes);
-    Ints both = __builtin_convertvector(bytes, Ints);
+    Ints both = widen_bytes(from + k / 2 * stride);
     two[0] = __builtin_convertvector((both << 28) >> 28, Floats);
     two[1] = __builtin_convertvector(both >> 4, Floats);
 }

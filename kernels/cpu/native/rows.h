@@ -140,8 +140,7 @@ template <typename T> struct PromptItems {
 template <typename T>
 inline int tokens_of(const PromptItems<T> &items, int key, const Rows &rows, const T *cache, int width, const T **tokens) {
     int row = items.key_row[key], first = items.key_block[key] * KEYS, count = min(KEYS, rows.lengths[row] - first);
-    Pages pages(rows, row);
-    for (int t = 0; t < count; ++t) tokens[t] = cache + pages.slot(first + t) * width;
+    Pages(rows, row).rows(cache, width, first, count, tokens);
     return count;
 }
 
