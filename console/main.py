@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pause": (".commands.change:pause", "Admit nothing; what runs goes on."),
     "resume": (".commands.change:resume", "Admit again."),
     "drain": (".commands.drain:drain", "Finish the work there is, then stop the engine."),
+    "trim": (".commands.trim:trim", "Give the allocator's free buffers back to the system."),
     "mark": (".commands.mark:mark", "Put a named line into events and charts."),
     "dump": (".commands.dump:dump", "Write everything known to a file, or read a flight recording."),
 }

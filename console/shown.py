@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
-from ..engine.control.protocol import NA
+from ..engine.control.protocol import NA, Trimmed
 
 
 def seconds(value: float) -> str:
@@ -32,6 +32,11 @@ def count(value: float) -> str:
 
 def mebibytes(value: int | NA) -> str:
     return f"NA ({value.na})" if isinstance(value, NA) else f"{value / 2**20:,.1f} MiB"
+
+
+def trimmed(done: Trimmed) -> str:
+    cap = "unbounded" if done.cap is None else f"cap {mebibytes(done.cap)}"
+    return f"freed {mebibytes(done.freed)}, {mebibytes(done.held)} held, {cap}"
 
 
 def clock(moment: float) -> str:

@@ -67,6 +67,9 @@ ENGINE_MAY: dict[str, set[str]] = {
     "carried": {"model", "text"},
 }
 WIRES = {"serve", "service"}  # put all parts together: they may import each
+# Modules that are processes of their own and start an engine to measure it: they wire too, and nothing imports them but
+# each other.
+MEASURES = {"engine.memory.bench", "engine.memory.legs"}
 USES_KERNELS = {"memory", "model", "sampling", "core", "profiler", *WIRES}
 
 # Third-party packages that a part may not import, at any time: the console and the scheduler run without them.
@@ -242,12 +245,16 @@ def test_imports_within_the_engine_run_one_way() -> None:
         part, target = part_of(each.importer), part_of(each.target)
         if each.target.startswith("kernels"):
             return part in USES_KERNELS
-        if part == target or part in WIRES:
+        if part == target or part in WIRES or each.importer in MEASURES:
             return True
         may = ENGINE_MAY.get(part, set())
         return target in may or each.target.removeprefix("engine.") in may
 
     broken(each for each in ALL if each.own and each.importer.startswith("engine.") and not allowed(each))
+
+
+def test_nothing_imports_what_only_measures() -> None:
+    broken(each for each in ALL if each.target in MEASURES and each.importer not in MEASURES)
 
 
 def test_every_part_of_the_engine_has_a_rule() -> None:

@@ -271,6 +271,14 @@ class Changes:
         """On a thread of the load's."""
         self._app.back(lambda: self._main.tell(f"the demo load has ended: {shown.plain(why)}", "error"))
 
+    def trim(self) -> None:
+        def trimmed(answer: p.Trimmed | Failure) -> None:
+            text = shown.trimmed(answer) if isinstance(answer, p.Trimmed) else answer.message
+            self._main.tell(text, answer)
+
+        if self._may_change():
+            self._app.calls.trim(trimmed)
+
 
 def _changes(count: int) -> str:
     return f"{count} change" + ("s" if count != 1 else "")

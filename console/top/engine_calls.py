@@ -38,6 +38,10 @@ class EngineCalls:
     def mark(self, text: str, done: Done[p.Marked]) -> None:
         self._call(lambda client: client.post("/v1/actions/mark", p.MarkBody(text=text), p.Marked), done)
 
+    def trim(self, done: Done[p.Trimmed]) -> None:
+        body = p.ReasonBody(reason="arc top")
+        self._call(lambda client: client.post("/v1/actions/trim", body, p.Trimmed), done)
+
     def _call(self, ask: Callable[[Client], T], done: Done[T]) -> None:
         def run() -> None:
             answer: T | Failure

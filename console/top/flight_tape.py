@@ -68,7 +68,6 @@ class FlightTape:
             events=_with_gap(events),
             flags=self._flags(moment),
             spans=p.NA("a flight recorder keeps no spans"),
-            allocator="a flight recorder keeps nothing of the allocator",
             lacks=_LACKS,
         )
 

@@ -431,6 +431,9 @@ class Main(Screen[None]):
     def action_demo(self) -> None:
         self.changes.demo()
 
+    def action_trim(self) -> None:
+        self.changes.trim()
+
     # -- out ------------------------------------------------------------------------------------------------------
 
     def action_export(self) -> None:

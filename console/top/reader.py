@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ...engine.control import allocator_messages as a
 from ...engine.control import protocol as p
 from ...engine.control import span_messages as s
 from ..client import Client, NoEngine, Refused, StreamEvent
@@ -104,7 +105,7 @@ def attach(ask: Client, store: Store) -> p.Hello:
     store.put(
         flags=ask.get("/v1/flags", p.Flags),
         spans=spans_of(ask, FIRST_SPANS),
-        allocator=_why_not(ask, "/v1/allocator"),
+        allocator=ask.get("/v1/allocator", a.Allocator),
     )
     return hello
 
@@ -121,12 +122,6 @@ def spans_of(ask: Client, window: float) -> s.SpanReport | p.NA:
         msgspec.ValidationError
     ) as error:  # another version's: the rest of the console is of use all the same
         return p.NA(f"this console cannot show what the engine answers: {error}")
-
-
-def _why_not(ask: Client, path: str) -> str:
-    """Why an instrument is not there. One that is there is more than this console can show."""
-    answer: dict[str, Any] = msgspec.json.decode(ask.raw("GET", path), type=dict)
-    return answer.get("na", "this console cannot show it yet")
 
 
 class _Session:
@@ -153,7 +148,7 @@ class _Session:
             store.history(
                 self._ask.get("/v1/history", p.History, since=samples[-1].time if samples else None)
             )
-            store.put(host=self._host.read())
+            store.put(host=self._host.read(), allocator=self._ask.get("/v1/allocator", a.Allocator))
         if now >= self._memory_due:
             self._memory_due = now + _MEMORY_EVERY
             store.put(memory=self._ask.get("/v1/memory", p.Memory))

@@ -38,6 +38,7 @@ class Totals:
     faults: int
     finished: int
     latency: dict[str, p.Percentiles]
+    allocator: p.AllocatorCounts | None  # None: nothing is known of it in the window
 
     def count(self, number: int | None) -> int | None:
         """Without samples nothing was counted: that is not zero."""
@@ -76,7 +77,18 @@ def totals(
         faults=add("faults"),
         finished=add("finished"),
         latency=latencies(samples, bounds),
+        allocator=allocator_counts(samples),
     )
+
+
+def allocator_counts(samples: Sequence[p.Sample]) -> p.AllocatorCounts | None:
+    """Added up over the samples that have any; what is held and the cap are the last one's."""
+    known = [sample.allocator for sample in samples if sample.allocator is not None]
+    if not known:
+        return None
+    counted = ("hits", "misses", "allocated", "freed", "evictions", "bypassed")
+    added = {name: sum(getattr(each, name) for each in known) for name in counted}
+    return p.AllocatorCounts(**added, held=known[-1].held, cap=known[-1].cap)
 
 
 def latencies(samples: Sequence[p.Sample], bounds: Sequence[float]) -> dict[str, p.Percentiles]:

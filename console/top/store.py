@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ...engine.control import allocator_messages as a
 from ...engine.control import protocol as p
 from ...engine.control import span_messages as s
 from .host import Host
@@ -44,8 +45,8 @@ class Picture:
     memory: p.Memory | None = None
     host: Host | None = None
     spans: s.SpanReport | p.NA | None = None  # None until asked
-    allocator: str = ""
     lacks: frozenset[str] = frozenset()  # what the samples do not tell, though they have a number for it
+    allocator: a.Allocator | None = None
 
 
 class Store:

@@ -7,7 +7,9 @@ step and then lie there; rounded up to a class, it serves all the sizes up to th
 from __future__ import annotations
 
 PER_DOUBLING = 8  # classes between a power of two and the next
-LEAST = 1 << 17  # bytes; the least class
+# The least class, bytes. What is smaller stays with the C library, whose heap gives the next operation what the last
+# one left, still in the cache, whatever the sizes: see docs/memory.md for what either costs.
+LEAST = 1 << 20
 
 
 def size_class(size: int) -> int:

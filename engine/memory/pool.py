@@ -166,7 +166,7 @@ class HostPool:
             evictions=counters.evictions,
             capture_misses=counters.capture_misses,
             bypassed={
-                f"below {LEAST >> 10} KiB": counters.small,
+                f"below {LEAST >> 20} MiB": counters.small,
                 "larger than the cap": counters.large,
                 "the cap was full of buffers in use": counters.full,
                 "the operation makes its own result": counters.own,

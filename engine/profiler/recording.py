@@ -16,8 +16,9 @@ from .timed import Swap, maker
 from .tree import Tree
 from .window import Windows
 
-_STEPS_AT_ONCE = 64  # that are folded together
-_AT_LEAST_EVERY = 250_000_000  # ns
+# Folding costs some 200 us however few steps it is of, so it is done seldom; who asks for a report has it done then.
+STEPS_AT_ONCE = 256
+_AT_LEAST_EVERY = 1_000_000_000  # ns
 CALLS_KEPT = 200_000  # single calls, for a trace: some 10 MB
 
 
@@ -109,7 +110,7 @@ class Recording:
         tape = self.tape
         ended = tape.ended[tape.steps[-1].start]
         if (
-            len(tape.steps) >= _STEPS_AT_ONCE
+            len(tape.steps) >= STEPS_AT_ONCE
             or ended - self._collected >= _AT_LEAST_EVERY
             or tape.crowded
             or (self._ring is not None and self._ring.crowded)

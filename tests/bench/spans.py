@@ -24,9 +24,9 @@ import torch
 from arc.engine.config import load
 from arc.engine.control.protocol import NA
 from arc.engine.core.assembly import Assembly, assemble
-from arc.engine.core.sites import sites_of
 from arc.engine.folder import CARRIED
 from arc.engine.profiler.profiler import Profiler
+from arc.engine.profiler.recording import STEPS_AT_ONCE
 from arc.engine.profiler.sites import Detail, Role, Site, StepFacts
 from arc.engine.sequence import FinishReason, Request, SamplingParams
 
@@ -65,8 +65,9 @@ class _Toy:
         ]
 
 
-def site_costs(repeats: int = 7) -> None:
-    """CPU ns a call: of a method never touched, of one that was timed and is no longer, and of a timed one."""
+def site_costs(repeats: int = 7) -> float:
+    """CPU ns a call: of a method never touched, of one that was timed and is no longer, and of a timed one. Gives what
+    a timed one costs more, in seconds."""
     toy = _Toy(_CALLS)
     profiler = Profiler(toy.sites, stamps=None, device=NA("none"), not_timed={})
 
@@ -91,6 +92,7 @@ def site_costs(repeats: int = 7) -> None:
     print(f"  never timed      {untouched:7.1f} ns")
     print(f"  turned off again {off:7.1f} ns   the same function object: {'yes' if same else 'NO'}")
     print(f"  timed            {recorded:7.1f} ns   so a site costs {recorded - off:.0f} ns on", flush=True)
+    return (recorded - off) * 1e-9
 
 
 def prepare(model: Path, rows: int, folder: Path) -> Assembly:
@@ -133,7 +135,6 @@ def took(assembly: Assembly, steps: int) -> Took:
     wall, cpu = time.perf_counter(), time.thread_time()
     for _ in range(steps):
         turn(assembly)
-    assembly.port._profiler.flush()  # what these steps left to be done later is their cost too
     return Took(time.perf_counter() - wall, time.thread_time() - cpu)
 
 
@@ -161,29 +162,56 @@ def spread(found: list[float]) -> str:
     return f"{middle:.4f} +-{error:.4f} ({low:.3f}..{high:.3f})"
 
 
-async def step_costs(model: Path, rows: int, steps: int, rounds: int) -> None:
+def folding(assembly: Assembly, profiler: Profiler, detail: Detail) -> float:
+    """CPU seconds to fold some steps, which a block of the ratios is too short to have in it."""
+    profiler.configure(True, detail)
+    costs = []
+    for _ in range(5):
+        took(assembly, 8)
+        began = time.thread_time()
+        profiler.flush()
+        costs.append(time.thread_time() - began)
+    profiler.configure(False, detail)
+    return statistics.median(costs)
+
+
+def reckoned(assembly: Assembly, detail: Detail | None, site: float, alone: Took) -> str:
+    """What the ratio should be by the cost of a site alone, where it is too near to 1 for this run to tell,
+    and the share of a step that folding takes beside."""
+    report = assembly.port.spans(900.0)
+    if detail is None or isinstance(report, NA):
+        return ""
+    decode = next(kind for kind in report.kinds if kind.kind == "decode")
+    calls = sum(row.calls for row in decode.spans) / decode.steps
+    fold = folding(assembly, assembly.port._profiler, detail)
+    steps = min(STEPS_AT_ONCE, max(1.0, 1.0 / alone.cpu))  # between two folds where nothing else runs
+    share = fold / (alone.cpu * steps)
+    return (
+        f"\n           and folding, {1e6 * fold:.0f} us at a time: {share:.4f}; "
+        f"reckoned by {calls:.0f} calls a step: {alone.cpu / (alone.cpu + calls * site):.4f}"
+    )
+
+
+async def step_costs(model: Path, rows: int, steps: int, rounds: int, site: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assembly = prepare(model, rows, Path(folder))
         profiler = assembly.port._profiler
         fill(assembly, rows)
         torch.set_num_threads(1)
         took(assembly, steps)  # warm
-        alone = took(assembly, steps)
-        sites = sites_of(assembly.engine)
+        alone = Took(*(value / steps for value in took(assembly, steps)))
         print(
-            f"{rows} rows, {1000 * alone.wall / steps:.2f} ms a step, {1000 * alone.cpu / steps:.2f} of it CPU; "
+            f"{rows} rows, {1000 * alone.wall:.2f} ms a step, {1000 * alone.cpu:.2f} of it CPU; "
             f"{rounds} pairs of {steps} steps; throughput on / off:"
         )
         for detail in (None, Detail.STEP, Detail.LAYER, Detail.OP):
             fill(assembly, rows)
             walls, cpus = ratios(assembly, profiler, detail, steps, rounds)
             name = "off/off" if detail is None else detail.name.lower()
-            count = (
-                0
-                if detail is None
-                else sum(site.detail <= detail and site.role is not Role.WAIT for site in sites)
+            print(
+                f"  {name:8} CPU {spread(cpus)}   wall {spread(walls)}{reckoned(assembly, detail, site, alone)}"
             )
-            print(f"  {name:8} {count:4} sites   CPU {spread(cpus)}   wall {spread(walls)}", flush=True)
+            sys.stdout.flush()
         assert assembly.engine.counters.effective_batch == rows, "sequences ended: fewer steps or rounds"
 
 
@@ -198,13 +226,13 @@ def main() -> None:
     options = parser.parse_args()
     if 2 * options.rounds * (options.steps + 1) > _TOKENS - 100:
         parser.error("so many rounds and steps would end the sequences: take fewer of either")
-    site_costs()
+    site = site_costs()
     with tempfile.TemporaryDirectory() as folder:
         model = CARRIED
         if options.shape == "common":
             model = Path(folder) / "dsv3-common"
             subprocess.run([sys.executable, "-m", "tests.peers.make_checkpoint", str(model)], check=True)
-        asyncio.run(step_costs(model, options.rows, options.steps, options.rounds))
+        asyncio.run(step_costs(model, options.rows, options.steps, options.rounds, site))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from arc.console.main import arc
 from arc.engine.config import load
 from arc.engine.control import paths
 from arc.engine.control import protocol as p
+from arc.engine.control.commands import TrimAllocator
 from arc.engine.control.listening import Listening
 from arc.engine.control.protocol import NA
 from arc.engine.control.recorder import Recorder
@@ -62,6 +63,23 @@ def shows(engine: Running, **gauges: int) -> None:
     """Wait until the socket shows it: while steps are under way a picture may be a quarter of a second old."""
     wire = engine.connect()
     until(lambda: gauges.items() <= wire.get("/v1/snapshot").items())
+
+
+def test_trim_says_what_it_freed_and_what_cannot_be_trimmed(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no allocator of its own" in run("trim", code=4).output
+    plain = SimulatedEngine._carry_out
+    done = p.Trimmed(step=4, freed=3 << 20, held=1 << 20, cap=64 << 20)
+    monkeypatch.setattr(
+        SimulatedEngine,
+        "_carry_out",
+        lambda self, command: done if isinstance(command, TrimAllocator) else plain(self, command),
+    )
+    assert run("trim", "--why", "before a burst").output == "freed 3.0 MiB, 1.0 MiB held, cap 64.0 MiB\n"
+    assert json.loads(run("trim", "--json").output)["cap"] == 64 << 20
+    event = running.engine.events.since(0)[1][-1]
+    assert event.kind == "trim" and "freed 3145728 bytes" in event.text
 
 
 # -- status -----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from .allocator import Allocator
 from .events import Events
 from .flags import Flags
 from .overview import Overview
 from .sequences import Sequences
 from .spans import Spans
-from .unavailable import Allocator
 from .view import View
 
 SEQUENCES, FLAGS = 1, 4

@@ -182,12 +182,58 @@ def speculation(scene: Scene, width: int, height: int) -> list[Line]:
 
 
 def allocator(scene: Scene, width: int, height: int) -> list[Line]:
-    known = scene.picture.allocator
-    return (
-        [[(" NA", "text"), ("  not instrumented, see view 4", "dim")]]
-        if known
-        else [[(f" {figures.UNKNOWN}", "text")]]
-    )
+    known, counts = scene.picture.allocator, scene.totals.allocator
+    if known is None:
+        return [[(f" {figures.UNKNOWN}", "text")]]
+    if known.now is None:
+        return [[(" NA", "text"), ("  this engine has no allocator of its own", "dim")]]
+    if scene.at is None and not known.now.enabled:
+        return [[(" off", "text"), ("  buffers are the system's own", "dim")]]
+    if counts is None:
+        return [[(f" {figures.UNKNOWN}", "text"), ("  nothing is known of this window", "dim")]]
+    of = f" of {figures.mebibytes(counts.cap)} MiB" if counts.cap is not None else " MiB"
+    line: Line = [(" held ", "dim"), (figures.mebibytes(counts.held), "text"), (of, "dim")]
+    state, role = cap_state(scene)
+    room = width >= 56
+    if counts.hits + counts.misses and (room or role != "need"):
+        line.extend(hit_rate(counts))
+    return [spread(line, [(f" {state} ", role)], width) if room or role == "need" else line]
+
+
+def hit_rate(counts: p.AllocatorCounts) -> Line:
+    share = figures.percent(counts.hits, counts.hits + counts.misses)
+    return [("  hit rate ", "dim"), (share, "text"), (" %", "dim")]
+
+
+def cap_state(scene: Scene) -> tuple[str, Role]:
+    """Whether the cap has bound since it was set; the past does not know it."""
+    now = scene.picture.allocator.now if scene.picture.allocator else None
+    if now is None or scene.at is not None or not now.enabled:
+        return "", "dim"
+    if now.cap is None:
+        return "▲ unbounded", "need"
+    return ("cap not reached", "dim") if now.bound == 0 else (f"cap bound {now.bound:,}×", "good")
+
+
+def held(scene: Scene, width: int, height: int) -> list[Line]:
+    """The allocator's held memory against its cap."""
+    legend: Line = [("⠒", "line"), (" cap ", "dim"), ("⣿", "fill"), (" held, MiB", "dim")]
+    if scene.ascii_dots:
+        legend = [("=", "line"), (" cap ", "dim"), ("#", "fill"), (" held, MiB", "dim")]
+    return _plot(scene, width, height, _held_bytes, _cap_bytes, legend=legend)
+
+
+def _held_bytes(samples: Samples) -> float | None:
+    return _last(samples, lambda counts: counts.held)
+
+
+def _cap_bytes(samples: Samples) -> float | None:
+    return _last(samples, lambda counts: counts.cap)
+
+
+def _last(samples: Samples, of: Callable[[p.AllocatorCounts], int | None]) -> float | None:
+    known = [value for each in samples if each.allocator and (value := of(each.allocator)) is not None]
+    return known[-1] / 2**20 if known else None
 
 
 def host(scene: Scene, width: int, height: int) -> list[Line]:

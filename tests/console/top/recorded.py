@@ -15,6 +15,7 @@ from arc.console.top.host import Host
 from arc.console.top.lines import Line, text_of, width_of
 from arc.console.top.scene import SPANS, Scene
 from arc.console.top.store import Link, Picture
+from arc.engine.control import allocator_messages as a
 from arc.engine.control import protocol as p
 from arc.engine.control import span_messages as s
 
@@ -31,12 +32,31 @@ class Recorded(msgspec.Struct, frozen=True):
     history: p.History
     events: p.Events
     flags: p.Flags
-    allocator: str
+
+
+class RecordedAllocator(msgspec.Struct, frozen=True):
+    """Of another run, on the carried model and the torch backend, whose cap was lowered so far that it bound."""
+
+    allocator: a.Allocator
+    seconds: tuple[p.AllocatorCounts, ...]  # one a second, oldest first
 
 
 @cache
 def recorded() -> Recorded:
     return msgspec.json.decode((DATA / "recorded.json").read_bytes(), type=Recorded)
+
+
+@cache
+def allocator() -> RecordedAllocator:
+    return msgspec.json.decode((DATA / "allocator.json").read_bytes(), type=RecordedAllocator)
+
+
+def _samples() -> tuple[p.Sample, ...]:
+    """The recorded ones, with what the allocator did laid over the newest of them."""
+    samples, counts = list(recorded().history.samples), allocator().seconds
+    for back in range(1, min(len(samples), len(counts)) + 1):
+        samples[-back] = msgspec.structs.replace(samples[-back], allocator=counts[-back])
+    return tuple(samples)
 
 
 @cache
@@ -54,14 +74,14 @@ def picture() -> Picture:
         hello=read.hello,
         snapshot=read.snapshot,
         sequences=read.sequences,
-        samples=read.history.samples,
+        samples=_samples(),
         bounds=read.history.bounds,
         events=read.events.events,
         flags=read.flags,
         memory=read.memory,
         host=Host(0.87, 1.0, 2, 6_000 * 2**20, 24_106 * 2**20, p.NA("the engine runs on cpu")),
         spans=span_report(),
-        allocator=read.allocator,
+        allocator=allocator().allocator,
     )
 
 

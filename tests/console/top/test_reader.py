@@ -122,7 +122,8 @@ def test_an_engine_with_instruments_is_attached_all_the_same(
     with Client(engine.path) as client:
         attach(client, store)
     assert isinstance(store.picture.spans, p.NA) and "this console cannot show" in store.picture.spans.na
-    assert store.picture.allocator == "this engine has no allocator instrument yet"
+    assert store.picture.allocator is not None and store.picture.allocator.now is None
+    assert store.picture.hello is not None and store.picture.flags is not None, "all else is there"
 
 
 def test_what_is_no_engine_is_not_attached(tmp_path: Path) -> None:

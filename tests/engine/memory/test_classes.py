@@ -9,7 +9,7 @@ from arc.engine.memory.classes import LEAST, PER_DOUBLING, size_class
 from hypothesis import given
 from hypothesis import strategies as st
 
-SIZES = st.integers(LEAST, 1 << 45) | st.integers(17, 45).flatmap(
+SIZES = st.integers(LEAST, 1 << 45) | st.integers(20, 45).flatmap(
     lambda power: st.integers((1 << power) - 2, (1 << power) + 2).filter(lambda size: size >= LEAST)
 )
 
@@ -29,7 +29,7 @@ def test_classes_are_in_the_order_of_their_sizes(one: int, two: int) -> None:
     assert size_class(small) <= size_class(large)
 
 
-@given(st.integers(17, 44))
+@given(st.integers(20, 44))
 def test_there_are_few_classes(power: int) -> None:
     """A buffer that grows by a byte a step meets eight sizes until it is twice as large."""
     steps = range(1 << power, 2 << power, max(1, (1 << power) // 999))
