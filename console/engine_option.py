@@ -31,6 +31,16 @@ engine_option: Callable[[Decorated], Decorated] = click.option(
     help="Which engine; not needed while only one runs.",
 )
 
+engines_option: Callable[[Decorated], Decorated] = click.option(
+    "--engine",
+    "-e",
+    "engines",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=_complete_engine,
+    help="Which engine; not needed while only one runs. Several make a fleet.",
+)
+
 json_option: Callable[[Decorated], Decorated] = click.option(
     "--json", "as_json", is_flag=True, help="Print the engine's answer as JSON."
 )

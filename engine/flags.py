@@ -207,9 +207,15 @@ _DECLARED: tuple[Flag, ...] = (
     # computing
     Flag(
         "kernels.backend", "choice", "auto",
-        "auto: the fastest backend that takes each operation; native: C++ for the processor; torch: the reference; "
-        "weights are laid out for one backend, so a change needs a restart",
-        RESTART, choices=("auto", "native", "torch"),
+        "auto: the fastest backend that takes each operation; native: C++ for the processor; triton: the kernels for "
+        "cards; torch: the reference; weights are laid out for one backend, so a change needs a restart",
+        RESTART, choices=("auto", "native", "triton", "torch"),
+    ),
+    Flag(
+        "kernels.graphs", "bool", True,
+        "on a card, run decode steps as replays of graphs that are captured at the start for some numbers of rows; "
+        "where a step cannot be one, it runs as ever",
+        RESTART,
     ),
     Flag(
         "kernels.weights", "choice", "stored",

@@ -11,6 +11,7 @@ import socket
 
 from aiohttp import web
 
+from .accepting import AcceptTrouble
 from .api.app import create_app, create_runner
 from .api.idle import IdleConnections
 from .control.commands import Actor, Cancel, Drain
@@ -49,6 +50,7 @@ class Service:
 
     async def _serve(self, assembly: Assembly) -> int:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(AcceptTrouble(log))
         assembly.handle.attach(self._loop, on_ended=self._ended.set)
         # What is loaded by now stays for good. Frozen, the collector never walks it again: with torch in memory, a full
         # collection took 99 ms, in which no thread ran.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from . import cpu, reference
+from . import cpu, reference, triton
 from .operations import (
     AddRmsNorm,
     Decoder,
@@ -22,6 +22,7 @@ from .operations import (
     Refusal,
     RmsNorm,
     Rope,
+    Sample,
     Stamps,
     Target,
 )
@@ -68,9 +69,10 @@ class KernelSet:
     mla_prefill: MlaPrefill
     moe_gate: MoeGate
     moe_experts: MoeExperts
+    sample: Sample
     resolutions: tuple[Resolution, ...]
     stamps: Stamps | None = None  # of a backend that times its own sections
-    decoder: Decoder | None = None  # of a backend that runs every operation, and all of them in one call
+    decoder: Decoder | None = None  # of a backend that runs every operation of the layers, in one call
 
     def table(self) -> tuple[Resolution, ...]:
         """(operation, backend, refused) in the order of the fields."""
@@ -80,7 +82,7 @@ class KernelSet:
 OPERATIONS = tuple(f.name for f in fields(KernelSet) if f.name not in ("resolutions", "stamps", "decoder"))
 
 # In the order of preference; the reference is last, takes every operation and runs everywhere that torch does.
-BACKENDS: tuple[Backend, ...] = (cpu.BACKEND, reference.BACKEND)
+BACKENDS: tuple[Backend, ...] = (triton.BACKEND, cpu.BACKEND, reference.BACKEND)
 
 
 def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS) -> KernelSet:
@@ -110,7 +112,8 @@ def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS)
         else:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in refused)
             raise KernelError(f"no backend runs {operation} on {target.device} in {target.dtype} ({reasons})")
-    decoder = _decoder({line.backend for line in resolutions}, by_name, target)
+    of_layers = {line.backend for line in resolutions if line.operation != "sample"}
+    decoder = _decoder(of_layers, by_name, target)
     return KernelSet(
         **chosen,
         resolutions=tuple(resolutions),
@@ -120,7 +123,7 @@ def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS)
 
 
 def _decoder(chosen: set[str], by_name: Mapping[str, Backend], target: Target) -> Decoder | None:
-    """The whole-step form of the one backend that runs everything: it reads weights in that backend's layout alone."""
+    """The whole-step form of the one backend that runs all of the layers: it reads weights in its own layout alone."""
     if len(chosen) > 1:
         return None
     offer = by_name[chosen.pop()].offer("decoder", target)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -209,6 +209,19 @@ class MlaDecode(Protocol):
         ...
 
 
+@runtime_checkable
+class Replayable(Protocol):
+    """Decode attention whose plan can be filled anew in place, so that one captured graph serves many steps."""
+
+    def fixed_plan(self, rows: int, pages: int, page_size: int, device: torch.device) -> Plan:
+        """A plan of that many rows of one query, of up to `pages` pages each. It has to be filled before it is used."""
+        ...
+
+    def refill(self, plan: Plan, lengths: Sequence[int], block_tables: Tensor) -> None:
+        """Lay out a step in the plan's own memory: lengths of all its rows; block_tables [R, P], P at most `pages`."""
+        ...
+
+
 class MlaPrefill(Protocol):
     """Causal attention of prompt chunks over paged latents, which are expanded to keys and values."""
 
@@ -364,5 +377,34 @@ class Decoder(Protocol):
         """Add all layers to `residual` [T, H] fp32 in place; give its final norm [T, H] in the model's dtype.
 
         caches: one [slots, W] a layer, to which the tokens' latents are written.
+        """
+        ...
+
+
+GREEDY_BELOW = 1e-5  # a temperature below it is greedy, as in vLLM: there 1e-4 of a logit is a factor of e^10
+
+
+class Sample(Protocol):
+    """One token a row, from its logits, its filters and one uniform number: docs/sampling.md says in which order."""
+
+    def plan(
+        self,
+        *,
+        temperature: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+        vocab_size: int,
+        device: torch.device,
+    ) -> Plan:
+        """The parameters of a batch's rows. top_k 0, or past the vocabulary, is none; top_p 1 and min_p 0 are none."""
+        ...
+
+    def __call__(self, logits: Tensor, plan: Plan, uniform: Tensor) -> Tensor:
+        """logits [S, V] fp32 and uniform [S] float64 in [0, 1) give [S] int64.
+
+        Logits are finite, or -inf for a token that must not come; each row has a finite one. The token is the inverse
+        of the cumulative distribution at the uniform number: over what the filters left in descending order, or in the
+        order of the ids where there is no filter. Of equal logits the lower id is the likelier.
         """
         ...

@@ -36,6 +36,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "flags": set(),
     "version": set(),
     "folder": set(),
+    "accepting": set(),
     "config": {"flags"},
     "flags_doc": {"flags"},
     "options": {"flags", "config"},
@@ -47,7 +48,16 @@ ENGINE_MAY: dict[str, set[str]] = {
     "sampling": {"sequence"},
     "profiler": {"control.protocol", "control.span_messages"},  # messages alone
     "text": {"sequence", "folder"},
-    "control": {"core.interface", "core.inbox", "flags", "config", "telemetry", "sequence", "version"},
+    "control": {
+        "core.interface",
+        "core.inbox",
+        "flags",
+        "config",
+        "telemetry",
+        "sequence",
+        "version",
+        "accepting",
+    },
     "core": {
         "folder",
         "control",

@@ -130,7 +130,7 @@ def test_every_folder_with_code_is_a_package() -> None:
 
 def test_a_console_only_installation_brings_no_torch(wheel: Path) -> None:
     brought = needs(requirements_of(wheel))
-    assert {"click", "tomli", "msgspec", "textual"} <= brought
+    assert {"click", "tomli", "msgspec", "textual", "prometheus-client"} <= brought
     heavy = {"torch", "triton", "numpy", "transformers", "aiohttp", "safetensors", "tokenizers"}
     assert not heavy & brought
 

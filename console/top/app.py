@@ -17,6 +17,8 @@ from textual.command import DiscoveryHit, Hit, Hits, Provider
 from .demo import DemoLoad
 from .dialogs import Leave
 from .engine_calls import EngineCalls
+from .fleet import AnyReader, Fleet, Member
+from .fleet_screen import FleetScreen
 from .keys import KEYS
 from .lines import Role
 from .main_screen import Main
@@ -32,7 +34,7 @@ from .themes import THEMES, styles_of
 class Options:
     """How the operator wants the console."""
 
-    path: Path
+    path: Path | None = None  # the control socket; None for another engine, which has none
     hz: float = 4.0
     viewer: bool = False
     theme: str = "arc-dark"
@@ -54,6 +56,8 @@ class Palette(Provider):
             (key.what, key.shown, partial(main.run_action, key.action)) for key in KEYS if key.id != "palette"
         ]
         flags = app.store.picture.flags
+        for member in app.members():
+            found.append((f"engine {member.name}", member.where, partial(app.open, member)))
         for row in flags.flags if flags else ():
             found.append((f"flag {row.name}", row.meaning, partial(main.changes.choose_flag, row.name)))
         return found
@@ -81,10 +85,13 @@ class Console(App[None]):
         *,
         keymap: Mapping[str, str] | None = None,
         store: Store | None = None,
+        reader: AnyReader | None = None,
+        fleet: Fleet | None = None,
         player: Player | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """With a `store` of its own nothing is read from an engine: tests fill it themselves, and a `player` does.
+        """Without a `store` the engine at options.path fills one. A given one is filled by `reader`, by `player`, or by
+        whoever gave it. With a `fleet` the console shows its table, and one of its engines when it is opened.
 
         Raises Failure when the recording that is wanted cannot be begun.
         """
@@ -97,19 +104,20 @@ class Console(App[None]):
         self.recording = RecordingStore(options.record) if options.record else None
         self.store = store or self.recording or Store()
         self.clock = clock
-        self.calls = EngineCalls(options.path, options.viewer, self.back)
-        self.main = Main(self)
-        self._reader = (
-            None
-            if store
-            else Reader(
+        self.opened: Member | None = None  # of the fleet
+        self._fleet = fleet
+        self._reader = reader
+        self.main: Main = Main(self) if fleet is None else FleetScreen(self, fleet)
+        self._table = self.main
+        if store is None and fleet is None:
+            assert options.path is not None, "there is nothing to read"
+            self._reader = Reader(
                 options.path,
                 self.store,
                 hz=options.hz,
                 viewer=options.viewer,
                 keeps_sequences=options.record is not None,
             )
-        )
         for theme in THEMES.values():
             self.register_theme(theme)
 
@@ -124,9 +132,18 @@ class Console(App[None]):
     @property
     def viewer(self) -> bool:
         hello = self.store.picture.hello
-        return (
-            self.player is not None or self.options.viewer or (hello is not None and hello.role == "viewer")
-        )
+        given_up = self.options.viewer or (hello is not None and hello.role == "viewer")
+        return self.player is not None or given_up or self.socket is None
+
+    @property
+    def socket(self) -> Path | None:
+        """The control socket of the engine in sight; None where there is none, or no one engine."""
+        return self.opened.path if self.opened is not None else self.options.path
+
+    @property
+    def calls(self) -> EngineCalls:
+        assert self.socket is not None, "an engine without a control socket takes no calls"
+        return EngineCalls(self.socket, self.options.viewer, self.back)
 
     @property
     def session(self) -> Session:
@@ -153,11 +170,16 @@ class Console(App[None]):
         self.push_screen(self.main)
         if self.options.greeting:
             self.main.tell(self.options.greeting)
-        if self._reader:
+        if self._fleet:
+            self._fleet.start()
+        elif self._reader:
             self._reader.start()
 
     def on_unmount(self) -> None:
-        if self._reader:
+        self.main.experiments.leave()
+        if self._fleet:
+            self._fleet.stop()
+        elif self._reader:
             self._reader.stop()
         if self.recording:
             self.recording.close()
@@ -178,6 +200,32 @@ class Console(App[None]):
                 self.exit()
 
         self.push_screen(Leave(self.options.started, self.store.picture.snapshot), left)
+
+    # -- the fleet ------------------------------------------------------------------------------------------------
+
+    def open(self, member: Member) -> None:
+        """Show one engine of the fleet alone, with everything that a console of its own would have."""
+        assert self._fleet is not None
+        reader = self._fleet.source_of(member).open(self.options.hz)
+        self.opened, self.store, self._reader = member, member.store, reader
+        self.main = Main(self)
+        self.push_screen(self.main)
+
+    def leave(self) -> None:
+        """Back to the fleet; nothing where there is none."""
+        if self._fleet is None or self.opened is None:
+            return
+        self._fleet.source_of(self.opened).close()
+        self.opened, self.store, self._reader = None, Store(), None
+        self.main = self._table
+        self.pop_screen()
+        self.main.draw()
+
+    def members(self) -> tuple[Member, ...]:
+        """Those that can be opened now."""
+        if self._fleet is None or self.opened is not None:
+            return ()
+        return tuple(member for source in self._fleet.sources for member in source.members)
 
     def wants_sequences(self, wanted: bool) -> None:
         if self._reader:

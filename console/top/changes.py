@@ -36,9 +36,11 @@ class Changes:
     def flags(self) -> Flags:
         return self._main.flags
 
-    def _may_change(self) -> bool:
+    def may_change(self) -> bool:
         """The engine enforces it; here it is said before anything is filled in."""
-        if self._app.player:
+        if self._app.store.picture.page is not None:
+            self._main.tell("a metrics page can only be read: nothing can be changed over it", "warning")
+        elif self._app.player:
             self._main.tell("this is a replay: nothing can be changed", "warning")
         elif self._app.viewer:
             self._main.tell("read-only: this console may not change the engine", "warning")
@@ -53,7 +55,7 @@ class Changes:
         if not isinstance(self._main.view, Sequences) or table is None or table.chosen is None:
             self._main.tell("choose a sequence first: view 2")
             return
-        if not self._may_change():
+        if not self.may_change():
             return
         row: p.SequenceView = table.chosen
 
@@ -95,7 +97,7 @@ class Changes:
         """Ask for a value in the form that the flag has: a toggle, a list, or a checked field."""
         flags = self.flags
         row = flags.find(name)
-        if row is None or not self._may_change():
+        if row is None or not self.may_change():
             return
         if row.reach != "live":
             self._main.tell(
@@ -130,7 +132,7 @@ class Changes:
     def apply(self) -> None:
         if not self.flags.edits:
             self._main.tell("no edits: e edits the flag under the cursor")
-        elif self._may_change():
+        elif self.may_change():
             self._propose(f"Apply {_changes(len(self.flags.edits))}", self.flags.edits)
 
     def _propose(
@@ -173,14 +175,14 @@ class Changes:
     def undo(self) -> None:
         if not self._undo:
             self._main.tell("this console has changed nothing that could be undone")
-        elif self._may_change():
+        elif self.may_change():
             self._propose(
                 "Undo: apply " + _changes(len(self._undo[-1])), self._undo[-1], undoes=True, reason="undo"
             )
 
     def unset(self) -> None:
         row = self.flags.chosen
-        if not isinstance(self._main.view, Flags) or row is None or not self._may_change():
+        if not isinstance(self._main.view, Flags) or row is None or not self.may_change():
             return
         if row.origin.layer != "runtime":
             self._main.tell(f"{row.name} has no runtime value: it is from {row.origin.layer}")
@@ -225,7 +227,7 @@ class Changes:
             else:
                 self._main.tell(f"every live flag has the value of {name} already")
 
-        if self._may_change():
+        if self.may_change():
             names = sorted(profile_files(Path.cwd()))
             self._app.push_screen(Choose("Profile", [], [(name, name) for name in names]), chosen)
 
@@ -237,7 +239,7 @@ class Changes:
             if text:
                 self._app.calls.mark(text, marked)
 
-        if self._may_change():
+        if self.may_change():
             question = Prompt("Mark", ["A named moment, in events and on every plot."], "", _wrong_line)
             self._app.push_screen(question, named)
 
@@ -249,7 +251,7 @@ class Changes:
             main.tell("the demo load is stopped; the engine cancels what it had asked")
             main.draw()
             return
-        if not self._may_change():
+        if not self.may_change():
             return
         hello, snapshot = app.store.picture.hello, app.store.picture.snapshot
         if hello is None or snapshot is None:
@@ -276,7 +278,7 @@ class Changes:
             text = shown.trimmed(answer) if isinstance(answer, p.Trimmed) else answer.message
             self._main.tell(text, answer)
 
-        if self._may_change():
+        if self.may_change():
             self._app.calls.trim(trimmed)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from itertools import takewhile
+
 from ...engine.control import protocol as p
 from .. import shown
-from . import figures
+from . import figures, page_header
 from .lines import Line, Piece, Role, clip, fit, spread, width_of
+from .samples import Sample
 from .scene import STALL, Scene
+
+NO_TOKENS = 10.0  # seconds without a token while something runs: a long prompt alone may take some
 
 _STATE: dict[str, tuple[str, Role]] = {
     "serving": ("● serving", "good"),
@@ -19,6 +25,8 @@ _STATE: dict[str, tuple[str, Role]] = {
 def header(scene: Scene, width: int) -> Line:
     """Least important first to go: the end stays whole, the model's details give way."""
     hello, snapshot = scene.picture.hello, scene.picture.snapshot
+    if scene.picture.page is not None:
+        return page_header.header(scene, scene.picture.page, width)
     if hello is None:
         why = scene.picture.link.why
         return fit([(" arc  ", "here"), ("attaching", "text"), (f"  {why}" if why else "", "dim")], width)
@@ -102,8 +110,21 @@ def tabs(names: list[tuple[str, str]], current: int, scene: Scene, hz: float, wi
         here = index == current
         text = f"{index + 1} {brief if short and not here else full}"
         line.append((f"[{text}]" if here else f" {text} ", "here" if here else "dim"))
-    window = f"  {figures.span(scene.span)}" + ("" if short else " window")
-    return spread(line, [_mode(scene, hz), (window, "dim"), ("  ? help ", "dim")], width)
+    end: Line = [
+        _mode(scene, hz),
+        (f"  {_window(scene)}" + ("" if short else " window"), "dim"),
+        ("  ? help ", "dim"),
+    ]
+    if width_of(line) + width_of(end) > width:
+        del end[-1]
+    return spread(line, end, width)
+
+
+def _window(scene: Scene) -> str:
+    """Its length, and how much of it there are numbers of: a page has no history from before the console came."""
+    seconds = scene.totals.seconds
+    seen = f"{seconds:.0f} of " if scene.picture.page and seconds < 0.95 * scene.span else ""
+    return seen + figures.span(scene.span)
 
 
 def tab_at(names: list[tuple[str, str]], current: int, width: int, x: int) -> int | None:
@@ -151,14 +172,14 @@ def alarms(scene: Scene) -> list[Line]:
             ]
         )
     if link.state == "lost":
-        found.append(
-            [
-                (f" ○ engine gone since {shown.clock(link.since)} ", "bad"),
-                ("  last picture kept, looking for it again   ", "text"),
-                (shown.plain(link.why), "dim"),
-            ]
-        )
+        why, kept = shown.plain(link.why), "last picture kept, looking for it again"
+        rest = f"  {why}   {kept}" if picture.page is not None else f"  {kept}   {why}"
+        found.append([(f" ○ engine gone since {shown.clock(link.since)} ", "bad"), (rest, "text")])
         return found
+    if picture.page is not None:
+        if (trouble := _page_trouble(scene)) is not None:
+            found.append(trouble)
+        return [*found, *_restarted(scene)]
     if snapshot is None:
         return found
     quiet = silence(scene)
@@ -172,10 +193,43 @@ def alarms(scene: Scene) -> list[Line]:
     if snapshot.instruments is not None and snapshot.instruments.verdict == "fail":
         text = shown.plain(snapshot.instruments.text)
         found.append([(" ▲ DO NOT TRUST THE SPANS ", "bad"), (f"  {text}", "text")])
-    if link.restarted is not None and scene.now - link.restarted < 60:
-        text = f" ▲ RESTARTED {shown.clock(link.restarted)} "
-        found.append([(text, "need"), ("  counters began anew", "text")])
-    return found
+    return [*found, *_restarted(scene)]
+
+
+def _restarted(scene: Scene) -> list[Line]:
+    restarted = scene.picture.link.restarted
+    if restarted is None or scene.now - restarted >= 60:
+        return []
+    return [[(f" ▲ RESTARTED {shown.clock(restarted)} ", "need"), ("  counters began anew", "text")]]
+
+
+def _page_trouble(scene: Scene) -> Line | None:
+    """What a page can tell of trouble: that it does not come, that no token does, or that nothing runs."""
+    quiet = silence(scene)
+    if quiet >= STALL:
+        text = f" ▲ NO WORD from the engine for {shown.seconds(quiet)} "
+        return [(text, "bad"), ("  its metrics page does not answer", "text")]
+    gauges, page = scene.gauges, scene.picture.page
+    if gauges is None or page is None or not scene.window:
+        return None
+    if gauges.running:
+        idle = _lasting(scene, lambda each: each.generation_tokens == 0 and each.prompt_tokens == 0)
+        if page.reading.live_tokens and idle >= NO_TOKENS:
+            text = f" ▲ NO TOKENS for {shown.seconds(idle)} "
+            waits = figures.count(gauges.waiting)
+            return [(text, "bad"), (f"  {figures.count(gauges.running)} running, {waits} waiting", "text")]
+    elif gauges.running == 0 and gauges.waiting:
+        idle = _lasting(scene, lambda each: each.running == 0 and bool(each.waiting))
+        if idle >= STALL:
+            reasons = f": {waiting(gauges.reasons)}" if gauges.reasons else ""
+            text = f" ▲ NOTHING RUNS, {figures.count(gauges.waiting)} wait{shown.plain(reasons)} "
+            return [(text, "bad"), (f"  for {shown.seconds(idle)}", "text")]
+    return None
+
+
+def _lasting(scene: Scene, holds: Callable[[Sample], bool]) -> float:
+    """For how many seconds up to now, as far as the window goes."""
+    return sum(sample.seconds for sample in takewhile(holds, reversed(scene.window)))
 
 
 def _no_step(scene: Scene, snapshot: p.Snapshot) -> Line | None:
@@ -216,7 +270,7 @@ def _nothing_runs(snapshot: p.Snapshot) -> Line | None:
     ]
 
 
-def waiting(reasons: dict[str, int]) -> str:
+def waiting(reasons: Mapping[str, int]) -> str:
     """5 running cap · 2 no pages"""
     return " · ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
 

@@ -87,6 +87,14 @@ KEYS: tuple[Key, ...] = (
     Key("unset", "u", "u", "take the runtime value away", "Changes", changes_engine=True),
     Key("undo", "z", "z", "undo this console's last change", "Changes", changes_engine=True),
     Key("profile", "p", "p", "take over a profile's live flags", "Changes", changes_engine=True),
+    Key(
+        "experiment",
+        "b",
+        "b",
+        "A/B: try two values of the flag on live traffic; watch, stop",
+        "Changes",
+        changes_engine=True,
+    ),
     Key("demo", "L", "L", "start or stop a small demo load", "Changes", changes_engine=True),
     Key(
         "trim",

@@ -17,6 +17,7 @@ from . import header
 from .canvas import Canvas
 from .changes import Changes
 from .dialogs import Page
+from .experiments import Experiments
 from .export import write
 from .filter_field import FilterField
 from .keys import BY_ID, KEYS, REPLAY_HINTS
@@ -40,17 +41,18 @@ class Main(Screen[None]):
         Binding(key.keys, key.action, key.what, id=key.id, show=False, key_display=key.shown) for key in KEYS
     ]
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, views: tuple[View, ...] | None = None) -> None:
         super().__init__()
         self._owner = console
-        self._views: tuple[View, ...] = make_views()
-        self._current = console.options.view
+        self._views: tuple[View, ...] = views or make_views()
+        self._current = console.options.view if views is None else 0
         self._span = 1  # index into SPANS
         self._at: float | None = None
         self._frozen: Picture | None = None
         self._scene: Scene | None = None
         self._toasts = Toasts()
         self.changes = Changes(console, self)
+        self.experiments = Experiments(console, self)
         self.replay = Replay(console, self)
         self._drawn: tuple[int, float] = (-1, 0.0)
         self.ticks = 0
@@ -114,18 +116,22 @@ class Main(Screen[None]):
                 self._draw(scene, width, height)
 
     def _draw(self, scene: Scene, width: int, height: int) -> None:
-        alarms = [fit(line, width) for line in header.alarms(scene)]
-        names = [(view.name, view.short) for view in self._views]
+        self._canvas("head").show(self.head_lines(scene, width))
+        alarms = self.alarm_lines(scene, width)
         faded = scene.stale
-        self._canvas("head").show(
-            [header.header(scene, width), header.tabs(names, self._current, scene, self._owner.hz, width)]
-        )
         self._height_of("head", 2)
         self._height_of("alarms", len(alarms))
         self._canvas("alarms").show(alarms)
         self._height_of("foot", 1)
         self._canvas("body").show(self.view.lines(scene, width, height - 3 - len(alarms)), faded=faded)
         self._canvas("foot").show([header.footer(self._hints(), self._note(), width)])
+
+    def head_lines(self, scene: Scene, width: int) -> list[Line]:
+        names = [(view.name, view.short) for view in self._views]
+        return [header.header(scene, width), header.tabs(names, self._current, scene, self._owner.hz, width)]
+
+    def alarm_lines(self, scene: Scene, width: int) -> list[Line]:
+        return [fit(line, width) for line in header.alarms(scene)]
 
     def _too_small(self, width: int, height: int) -> None:
         for name in ("head", "alarms", "foot"):
@@ -154,6 +160,8 @@ class Main(Screen[None]):
     def _hints(self) -> list[tuple[str, str]]:
         viewer, chosen = self._owner.viewer, self._owner.keymap
         first = dict(REPLAY_HINTS) if self._owner.player else {}
+        if self._owner.opened is not None:
+            first = {"back": "fleet"}
         return [
             (chosen.get(name, BY_ID[name].shown), word)
             for name, word in (
@@ -205,7 +213,7 @@ class Main(Screen[None]):
         self.draw()
 
     def action_back(self) -> None:
-        """Out of the innermost thing: a detail, a filter, the freeze, the past."""
+        """Out of the innermost thing: a detail, a filter, the freeze, the past, at last the engine, to its fleet."""
         table = self.view.table
         if self.view.back():
             pass
@@ -213,8 +221,11 @@ class Main(Screen[None]):
             table.filter = None
         elif self._frozen is not None:
             self._frozen = None
-        else:
+        elif self._at is not None:
             self._at = None
+        else:
+            self._owner.leave()
+            return
         self.draw()
 
     def action_maximise(self) -> None:
@@ -424,6 +435,9 @@ class Main(Screen[None]):
 
     def action_profile(self) -> None:
         self.changes.profile()
+
+    def action_experiment(self) -> None:
+        self.experiments.open(self.flags, self.changes.may_change)
 
     def action_mark(self) -> None:
         self.changes.mark()

@@ -49,9 +49,13 @@ def picture_of(path: Path) -> Picture:
 
 
 def screen(path: Path, view: int, size: tuple[int, int], ascii_text: bool) -> str:
+    return draw(picture_of(path), view, size, ascii_text)
+
+
+def draw(picture: Picture, view: int, size: tuple[int, int], ascii_text: bool) -> str:
     width, height = max(80, size[0]), max(24, size[1])
     views = make_views()
-    scene = Scene(picture_of(path), SPANS[1], None, time.time(), ascii_text)
+    scene = Scene(picture, SPANS[1], None, time.time(), ascii_text)
     names = [(each.name, each.short) for each in views]
     lines = [header.header(scene, width), header.tabs(names, view, scene, 0, width), *header.alarms(scene)]
     lines += views[view].lines(scene, width, height - len(lines) - 1)

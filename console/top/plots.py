@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...engine.control.protocol import Sample
 from .lines import Line, Piece, Role
+from .samples import Sample
 
 Values = Sequence[float | None]
 

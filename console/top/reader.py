@@ -65,7 +65,8 @@ class Reader:
                 why = error.message
             except msgspec.DecodeError as error:
                 why = f"it does not speak this console's protocol {p.PROTOCOL}: {error}"
-            self._store.lost(why, time.time())
+            if not self._stopped.is_set():  # else another reader may have the store by now
+                self._store.lost(why, time.time())
             self._stopped.wait(_RETRY)
 
     def _client(self) -> Client:

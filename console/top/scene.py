@@ -7,11 +7,13 @@ All of a scene's numbers are over the same window, which ends at the newest samp
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from ...engine.control import protocol as p
+from .samples import Sample, added, ratio
 from .session import NO_SESSION, Session
 from .store import Picture
 
@@ -22,44 +24,47 @@ STALL = 3.0  # seconds without a step, while there is work, after which the cons
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What happened in the window: counts, and latencies merged from the samples' buckets."""
+    """What happened in the window: counts, and latencies merged from the samples' buckets. None is unknown."""
 
     seconds: float
-    steps: int
-    rows: int
-    admitted: int
-    step_seconds: float
-    forward_seconds: float
-    prompt_tokens: int
-    generation_tokens: int | None  # None: the samples do not tell
-    prefix_queries: int | None
-    prefix_hits: int | None
-    preemptions: int
-    faults: int
-    finished: int
+    steps: float | None
+    rows: float | None
+    admitted: float | None
+    step_seconds: float | None
+    forward_seconds: float | None
+    prompt_tokens: float | None
+    generation_tokens: float | None
+    prefix_queries: float | None
+    prefix_hits: float | None
+    preemptions: float | None
+    faults: float | None
+    finished: float | None
     latency: dict[str, p.Percentiles]
     allocator: p.AllocatorCounts | None  # None: nothing is known of it in the window
 
-    def count(self, number: int | None) -> int | None:
+    def count(self, number: float | None) -> float | None:
         """Without samples nothing was counted: that is not zero."""
         return number if self.seconds else None
 
-    def rate(self, number: int | None) -> float | None:
+    def rate(self, number: float | None) -> float | None:
         return number / self.seconds if self.seconds and number is not None else None
 
-    def per_step(self, number: float) -> float | None:
-        return number / self.steps if self.steps else None
+    def per_step(self, number: float | None) -> float | None:
+        return number / self.steps if self.steps and number is not None else None
 
 
 def totals(
-    samples: Sequence[p.Sample], bounds: Sequence[float], lacks: frozenset[str] = frozenset()
+    samples: Sequence[Sample],
+    bounds: Sequence[float],
+    own: Mapping[str, Sequence[float]] | None = None,
+    lacks: frozenset[str] = frozenset(),
 ) -> Totals:
     """`lacks`: counts that the samples do not tell."""
 
-    def add(name: str) -> int:
-        return sum(getattr(sample, name) for sample in samples)
+    def add(name: str) -> float | None:
+        return added(samples, attrgetter(name))
 
-    def known(name: str) -> int | None:
+    def known(name: str) -> float | None:
         return None if name in lacks else add(name)
 
     return Totals(
@@ -67,8 +72,8 @@ def totals(
         steps=add("steps"),
         rows=add("rows"),
         admitted=add("admitted"),
-        step_seconds=sum(sample.step_seconds for sample in samples),
-        forward_seconds=sum(sample.forward_seconds for sample in samples),
+        step_seconds=add("step_seconds"),
+        forward_seconds=add("forward_seconds"),
         prompt_tokens=add("prompt_tokens"),
         generation_tokens=known("generation_tokens"),
         prefix_queries=known("prefix_queries"),
@@ -76,29 +81,36 @@ def totals(
         preemptions=add("preemptions"),
         faults=add("faults"),
         finished=add("finished"),
-        latency=latencies(samples, bounds),
+        latency=latencies(samples, bounds, own or {}),
         allocator=allocator_counts(samples),
     )
 
 
-def allocator_counts(samples: Sequence[p.Sample]) -> p.AllocatorCounts | None:
+def allocator_counts(samples: Sequence[Sample]) -> p.AllocatorCounts | None:
     """Added up over the samples that have any; what is held and the cap are the last one's."""
     known = [sample.allocator for sample in samples if sample.allocator is not None]
     if not known:
         return None
     counted = ("hits", "misses", "allocated", "freed", "evictions", "bypassed")
-    added = {name: sum(getattr(each, name) for each in known) for name in counted}
-    return p.AllocatorCounts(**added, held=known[-1].held, cap=known[-1].cap)
+    total = {name: sum(getattr(each, name) for each in known) for name in counted}
+    return p.AllocatorCounts(**total, held=known[-1].held, cap=known[-1].cap)
 
 
-def latencies(samples: Sequence[p.Sample], bounds: Sequence[float]) -> dict[str, p.Percentiles]:
+def latencies(
+    samples: Sequence[Sample], bounds: Sequence[float], own: Mapping[str, Sequence[float]]
+) -> dict[str, p.Percentiles]:
+    """`own` has the bounds of those latencies that do not have the common ones."""
     merged: dict[str, list[int]] = {}
     for sample in samples:
         for name, buckets in sample.buckets.items():
-            counts = merged.setdefault(name, [0] * (len(bounds) + 1))
+            counts = merged.setdefault(name, [0] * (len(own.get(name, bounds)) + 1))
             for index, count in buckets.items():
                 counts[index] += count
-    return {name: p.Percentiles.of(counts, bounds) for name, counts in merged.items() if any(counts)}
+    return {
+        name: p.Percentiles.of(counts, own.get(name, bounds))
+        for name, counts in merged.items()
+        if any(counts)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +122,13 @@ class StepModel:
     fit: float
 
 
-def step_model(samples: Sequence[p.Sample]) -> StepModel | None:
+def step_model(samples: Sequence[Sample]) -> StepModel | None:
     """From each sample's mean step, weighted by its steps. None where the rows hardly differ, or no line fits them."""
-    points = [(s.rows / s.steps, s.step_seconds / s.steps, s.steps) for s in samples if s.steps]
+    points = [
+        (s.rows / s.steps, s.step_seconds / s.steps, s.steps)
+        for s in samples
+        if s.steps and s.rows is not None and s.step_seconds is not None
+    ]
     weight = sum(w for _, _, w in points)
     if len(points) < 8:
         return None
@@ -130,15 +146,16 @@ def step_model(samples: Sequence[p.Sample]) -> StepModel | None:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The state at one moment. Live it is the newest snapshot's, in the past a sample's: that has no reasons."""
+    """The state at one moment, None where unknown. Live it is the newest snapshot's, in the past a sample's: that has
+    no reasons."""
 
-    running: int
-    waiting: int
-    reasons: dict[str, int] | None
+    running: float | None
+    waiting: float | None
+    reasons: Mapping[str, int] | None
     effective: float | None
-    used: int
-    cached: int
-    free: int
+    used: float | None
+    cached: float | None
+    free: float | None
 
 
 @dataclass(frozen=True)
@@ -160,12 +177,12 @@ class Scene:
         return samples[-1].time if samples else self.now
 
     @cached_property
-    def window(self) -> tuple[p.Sample, ...]:
+    def window(self) -> tuple[Sample, ...]:
         return between(self.picture.samples, self.end - self.span, self.end)
 
     @cached_property
     def totals(self) -> Totals:
-        return totals(self.window, self.picture.bounds, self.picture.lacks)
+        return totals(self.window, self.picture.bounds, self.picture.own_bounds, self.picture.lacks)
 
     @cached_property
     def model(self) -> StepModel | None:
@@ -177,10 +194,17 @@ class Scene:
             if not self.window:
                 return None
             sample = self.window[-1]
-            effective = sample.rows / sample.steps if sample.steps else None
+            effective = ratio(sample.rows, sample.steps)
             return Gauges(
                 sample.running, sample.waiting, None, effective,
                 sample.pages_used, sample.pages_cached, sample.pages_free,
+            )  # fmt: skip
+        if self.picture.page is not None:
+            reading = self.picture.page.reading
+            get = reading.gauges.get
+            return Gauges(
+                get("running"), get("waiting"), reading.reasons, get("effective"),
+                get("used"), get("cached"), get("free"),
             )  # fmt: skip
         snapshot = self.picture.snapshot
         if snapshot is None:
@@ -221,7 +245,7 @@ class Scene:
         return (id(self.picture.samples), self.end, self.span)
 
 
-def between(samples: tuple[p.Sample, ...], start: float, end: float) -> tuple[p.Sample, ...]:
+def between(samples: tuple[Sample, ...], start: float, end: float) -> tuple[Sample, ...]:
     """The samples that ended in (start, end]."""
     first = bisect_right(samples, start, key=lambda sample: sample.time)
     last = bisect_right(samples, end, key=lambda sample: sample.time)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...engine.control import allocator_messages as a
 from ...engine.control import protocol as p
 from ...engine.control import span_messages as s
+from ..metrics.reading import Reading
 from .host import Host
+from .samples import Sample
 
 KEPT_SAMPLES = 3600  # an hour of seconds, as the engine keeps
 KEPT_EVENTS = 4096
@@ -30,6 +32,17 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsPage:
+    """Another engine's metrics page as it was read last: what stands in the place of hello and snapshot."""
+
+    url: str
+    name: str  # how the console calls the engine
+    reading: Reading
+    time: float  # when it was read
+    answered: float  # seconds that the server took
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
     """All that can be shown, at one moment. It never changes, so keeping it is freezing the view."""
 
@@ -38,8 +51,12 @@ class Picture:
     hello: p.Hello | None = None
     snapshot: p.Snapshot | None = None
     sequences: p.Sequences | None = None
-    samples: tuple[p.Sample, ...] = ()  # one a second, oldest first
+    page: MetricsPage | None = None  # of another engine: then hello and snapshot stay None
+    samples: tuple[Sample, ...] = ()  # one a second, oldest first
     bounds: tuple[float, ...] = ()  # of the samples' latency buckets
+    own_bounds: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict
+    )  # of a page, where they differ by latency
     events: tuple[Entry, ...] = ()  # oldest first
     flags: p.Flags | None = None
     memory: p.Memory | None = None
@@ -100,6 +117,27 @@ class Store:
         if fresh:
             self._put(samples=(samples + fresh)[-KEPT_SAMPLES:], bounds=history.bounds)
 
+    def read(self, page: MetricsPage, sample: Sample | None, now: float) -> None:
+        """Another engine's page, and what happened since the one before it. Samples of other buckets go."""
+        before = self.picture
+        own = {name: each.bounds for name, each in page.reading.histograms.items()}
+        kept = (
+            before.samples if all(before.own_bounds.get(name, own[name]) == own[name] for name in own) else ()
+        )
+        link = before.link
+        self._put(
+            link=replace(
+                link,
+                state="attached",
+                since=link.since if link.state == "attached" else now,
+                why="",
+                heard=now,
+            ),
+            page=page,
+            samples=(*kept, sample)[-KEPT_SAMPLES:] if sample is not None else kept,
+            own_bounds={**before.own_bounds, **own},
+        )
+
     def entry(self, entry: Entry) -> None:
         """One event or gap off the stream."""
         if isinstance(entry, p.Event) and entry.kind == "reset":
@@ -111,7 +149,12 @@ class Store:
         link = self.picture.link
         if link.state != "lost":
             self._put(
-                link=replace(link, state="lost" if self.picture.hello else "attaching", since=now, why=why)
+                link=replace(
+                    link,
+                    state="lost" if self.picture.hello or self.picture.page else "attaching",
+                    since=now,
+                    why=why,
+                )
             )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from ..core.interface import EngineHandle
@@ -18,8 +16,7 @@ from .access import require_key
 from .errors import ApiError, body_too_large, internal_error, nearest
 from .handlers import Handlers
 from .idle import IdleConnections
-
-LAST_ANSWERS_SECONDS = 5.0
+from .server import LAST_ANSWERS_SECONDS, ApiRunner
 
 
 def create_app(
@@ -71,36 +68,9 @@ def create_app(
     return app
 
 
-def create_runner(app: web.Application) -> web.AppRunner:
-    """The runner to serve `app` with.
-
-    It cancels a handler at once when its client goes away, which ends its sequences. Its cleanup waits a few seconds
-    for last answers to be read: by then the engine has drained, and nothing else is left to wait for.
-    """
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        logger=_server_log(),
-        shutdown_timeout=LAST_ANSWERS_SECONDS,
-    )
-
-
-def _server_log() -> logging.Logger:
-    """Where the HTTP server reports. What a client does, noise or going away, is one line and not a traceback."""
-    log = logging.getLogger("arc.api.http")
-    log.addFilter(_in_one_line)
-    return log
-
-
-def _in_one_line(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, HttpProcessingError | ConnectionError):
-        words = "not HTTP" if isinstance(error, HttpProcessingError) else "a client went away"
-        record.msg, record.args, record.exc_info = f"{words}: {str(error).partition(chr(10))[0]}", None, None
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        return logging.getLogger(record.name).isEnabledFor(logging.INFO)
-    return True
+def create_runner(app: web.Application, last_answers: float = LAST_ANSWERS_SECONDS) -> web.AppRunner:
+    """The runner to serve `app` with; see ApiRunner."""
+    return ApiRunner(app, last_answers)
 
 
 @web.middleware

@@ -12,6 +12,7 @@ from ..core.interface import Draining, TooManyWaiting
 from ..sequence import Finish, FinishReason
 
 MAX_CHOICES = 1024  # of one call: prompts x n
+ENCODINGS = ("identity", "gzip", "deflate")  # that a body may be sent in
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,14 @@ def too_busy(message: str, retry_after: int, code: str) -> ApiError:
 def body_too_large(limit: int) -> ApiError:
     return ApiError(
         413, f"the body is larger than http.max_body_mib allows ({limit} bytes)", code="body_too_large"
+    )
+
+
+def unsupported_encoding() -> ApiError:
+    return ApiError(
+        415,
+        f"the body's Content-Encoding is not one that is unpacked here: send {', '.join(ENCODINGS)} or none",
+        code="unsupported_encoding",
     )
 
 

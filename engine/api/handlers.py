@@ -25,7 +25,16 @@ from .bodies import (
     decode,
 )
 from .choices import Choice
-from .errors import MAX_CHOICES, ApiError, bad_request, body_too_large, too_busy, too_many_choices
+from .errors import (
+    ENCODINGS,
+    MAX_CHOICES,
+    ApiError,
+    bad_request,
+    body_too_large,
+    too_busy,
+    too_many_choices,
+    unsupported_encoding,
+)
 from .formats import ChatFormat, CompletionFormat, encode
 from .generate import respond
 from .params import nth_seed, sampling_params
@@ -147,6 +156,9 @@ class Handlers:
                 f"the body's Content-Type is '{request.content_type}'; send 'Content-Type: application/json'",
                 code="unsupported_media_type",
             )
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
+        if encoding not in ENCODINGS:
+            raise unsupported_encoding()
         if (request.content_length or 0) > request.client_max_size:
             raise body_too_large(request.client_max_size)
         try:
@@ -157,7 +169,8 @@ class Handlers:
                 408, f"the body did not arrive within {BODY_SECONDS:g} s", code="body_timeout"
             ) from None
         except web.RequestPayloadError as error:
-            raise bad_request(f"the body cannot be read: {error}", code="invalid_body") from None
+            words = str(error).splitlines()[-1].strip()  # aiohttp's status and headings stand before it
+            raise bad_request(f"the body cannot be read: {words}", code="invalid_body") from None
         return decode(struct, data)
 
     def _check_model(self, model: str | None) -> None:

@@ -47,6 +47,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v1/events", "events", "What happened", p.Events, p.EventsQuery),
     Endpoint("GET", "/v1/flags", "flags", "Every flag: value, source, bounds, reach, meaning", p.Flags),
     Endpoint("GET", "/v1/config", "config", "Effective values and all their layers", p.Config),
+    Endpoint("GET", "/v1/kernels", "kernels", "Which backend runs each operation, and why others do not", p.Kernels),
     Endpoint("GET", "/v1/memory", "memory", "Memory by component", p.Memory),
     Endpoint("GET", "/v1/spans", "spans", "Where a step's time goes", s.SpanReport, s.SpansQuery, or_na=True),
     Endpoint("GET", "/v1/trace", "trace", "Single calls, for a timeline", s.Trace, s.TraceQuery, or_na=True),

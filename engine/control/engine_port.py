@@ -20,7 +20,7 @@ from .allocator_messages import AllocatorState
 from .changes import Pending
 from .commands import Command
 from .events import EventLog
-from .protocol import NA, Instruments, MemoryPart, Pages, SequenceView
+from .protocol import NA, Graphs, Instruments, MemoryPart, Pages, SequenceView
 from .span_messages import SpanReport, Trace
 
 
@@ -65,6 +65,10 @@ class ControlPort(Protocol):
 
     def call(self, command: Command) -> Future[Any]:
         """Have the engine thread carry out a command at a step border; the result's type is the command's own."""
+        ...
+
+    def graphs(self) -> Graphs:
+        """How decode steps ran. Callable from any thread; never blocks."""
         ...
 
     def spans(self, window: float) -> SpanReport | NA:

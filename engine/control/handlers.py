@@ -82,6 +82,9 @@ class Handlers:
     async def hello(self, call: Call) -> p.Hello:
         return views.hello(self._port, call.connection.peer, call.connection.role, self._recorder, self._api)
 
+    async def kernels(self, call: Call) -> p.Kernels:
+        return views.kernels(self._port)
+
     async def schema(self, call: Call) -> bytes:
         return self._schema
 

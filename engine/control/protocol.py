@@ -29,6 +29,7 @@ Verdict = Literal["pass", "fail", "none"]  # of an instrument on itself; none: n
 # Bounds of what may be sent. Text is shown on terminals: it has no control characters.
 Line = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
+FlagName = Annotated[str, Meta(max_length=100)]
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 Version = Annotated[int, Meta(ge=0)]
 
@@ -408,10 +409,36 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, ConfigEntry]
 
 
+class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs one operation of the model, and why those that were asked before do not."""
+
+    operation: str
+    backend: str
+    refused: dict[str, str]  # backend -> reason
+
+
+class Graphs(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps as replays of captured graphs, since the engine's start."""
+
+    captured: tuple[int, ...]  # the numbers of rows that graphs are there for
+    replays: int | NA  # steps; NA: why this engine replays nothing
+    plain: dict[str, int]  # steps that were no replay, by reason
+    refused: dict[str, str]  # a number of rows -> why it could not be captured
+
+
+class Kernels(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/kernels."""
+
+    device: str
+    dtype: str
+    operations: tuple[KernelLine, ...]
+    graphs: Graphs
+
+
 class FlagsPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """PATCH /v1/flags: all of the changes or none. A value may be text as the command line takes it ("off", "64")."""
 
-    changes: Annotated[dict[str, Value], Meta(min_length=1, max_length=100)]
+    changes: Annotated[dict[FlagName, Value], Meta(min_length=1, max_length=100)]
     reason: Line = ""
     expect_version: Version | None = None  # refuse with 409 unless the settings still have this version
     ttl: Seconds | None = None  # after which the engine itself puts the old values back

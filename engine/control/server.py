@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from ..accepting import AcceptTrouble
 from . import paths
 from . import protocol as p
 from .audit import Audit, Entry
@@ -24,8 +25,10 @@ from .stream import Streams
 
 _log = logging.getLogger("arc.control")
 
+LONGEST_MESSAGE = 500  # characters
 BODY_WAIT = 5.0  # seconds for a request's body to arrive
-_STOP_WAIT = 3.0  # seconds for open answers when the engine stops
+_STOP_WAIT = 2.0  # seconds for open answers when the engine stops
+_NEVER = 3600.0  # aiohttp's own limit, which it waits for twice: the cut comes before it
 _BY_ITSELF = ("reverted", "revert refused")  # events of the engine's own doing that the audit log keeps
 
 
@@ -80,6 +83,7 @@ class ControlServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(AcceptTrouble(_log))
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:
@@ -92,7 +96,7 @@ class ControlServer:
     async def _serve(self) -> None:
         watch_path = self._listening.watch_path
         server = self._http = ControlHttp(self._answer, None if watch_path is None else str(watch_path))
-        runner = web.ServerRunner(server, shutdown_timeout=_STOP_WAIT)
+        runner = web.ServerRunner(server, shutdown_timeout=_NEVER)
         await runner.setup()
         for bound in (self._listening.socket, self._listening.watch_socket):
             if bound is not None:
@@ -104,7 +108,16 @@ class ControlServer:
             self._tick(server, ticks)
             ticks += 1
             await self._pause(max(0.0, TICK - (self._loop.time() - started)))
+        cut = self._loop.call_later(_STOP_WAIT, self._cut_off, server)
         await runner.cleanup()
+        cut.cancel()
+
+    def _cut_off(self, server: ControlHttp) -> None:
+        """A console that does not read would keep its answer, and with it the engine's end."""
+        left = [each for each in server.connections if isinstance(each, Connection)]
+        for connection in left:
+            connection.abort()
+        _log.warning("%d consoles were cut off: they did not read the end within %g s", len(left), _STOP_WAIT)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -188,6 +201,8 @@ class ControlServer:
 
 
 def _problem(status: int, body: p.Problem) -> web.Response:
+    if len(body.message) > LONGEST_MESSAGE:  # it quotes what was sent, which may be all of a body
+        body = msgspec.structs.replace(body, message=body.message[: LONGEST_MESSAGE - 1] + "…")
     response = web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
     if status in (408, 413, 503):
         response.force_close()

@@ -21,6 +21,8 @@ from .protocol import (
     Flags,
     FlagView,
     Hello,
+    KernelLine,
+    Kernels,
     LayerView,
     Memory,
     MemoryPart,
@@ -35,8 +37,8 @@ from .protocol import (
 LATENCY_BOUNDS = SECONDS
 
 _CAPABILITIES = (
-    "actions", "allocator", "config", "events", "flags", "history", "memory", "sequences", "snapshot", "spans",
-    "stream", "trace",
+    "actions", "allocator", "config", "events", "flags", "history", "kernels", "memory", "sequences", "snapshot",
+    "spans", "stream", "trace",
 )  # fmt: skip
 
 
@@ -65,6 +67,19 @@ def hello(port: ControlPort, peer: Peer, role: Role, recorder: str | NA, api: st
         capabilities=_CAPABILITIES,
         recorder=recorder,
         api=api,
+    )
+
+
+def kernels(port: ControlPort) -> Kernels:
+    info = port.info
+    return Kernels(
+        device=info.device,
+        dtype=info.dtype,
+        operations=tuple(
+            KernelLine(operation=use.operation, backend=use.backend, refused=use.refused)
+            for use in info.kernels
+        ),
+        graphs=port.graphs(),
     )
 
 

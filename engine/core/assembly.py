@@ -36,12 +36,12 @@ from ..telemetry.records import AllocatorCounters, Counters
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
 from ..version import revision, version
-from . import capacity
+from . import capacity, graphs
 from .ending import EndRules
 from .engine import Engine
 from .handle import LocalHandle
 from .inbox import Inbox
-from .interface import EngineInfo
+from .interface import EngineInfo, KernelUse
 from .port import EnginePort, StepRing, scheduler_config
 from .runner import Runner
 from .sites import NOT_TIMED, sites_of
@@ -153,6 +153,10 @@ def assemble(
         pid=os.getpid(),
         started=time.time(),
         profile=settings.profile,
+        kernels=tuple(
+            KernelUse(operation=line.operation, backend=line.backend, refused=dict(line.refused))
+            for line in kernels.table()
+        ),
     )
     eos = text.tokenizer.eos_ids if text.tokenizer is not None else text.defaults.eos_ids
     memory = (
@@ -166,11 +170,25 @@ def assemble(
     if not isinstance(recorder, NA):
         ring.opened, ring.closed = recorder.opened, recorder.closed
     handle = LocalHandle(info, counters, inbox, lambda: port.settings)
+    sampler = Sampler(config.vocab_size, device, eos, kernels.sample)
+    runner = Runner(model, cache, sampler, allocator, page_size, sized.pages)
+    decode_graphs: graphs.DecodeGraphs | str = "kernels.graphs is off"
+    if settings.get_bool("kernels.graphs"):
+        decode_graphs = graphs.build(
+            model,
+            cache,
+            kernels,
+            most=settings.get_int("sched.max_running"),
+            pages=-(-sized.max_model_len // page_size),
+            null_page=sized.pages,
+        )
+    if isinstance(decode_graphs, str):
+        log.info("no graphs: %s", decode_graphs)
+    else:
+        runner.graphs = decode_graphs
     engine = Engine(
         scheduler=Scheduler(PageManager(sized.pages, page_size), scheduler_config(settings)),
-        runner=Runner(
-            model, cache, Sampler(config.vocab_size, device, eos), allocator, page_size, sized.pages
-        ),
+        runner=runner,
         inbox=inbox,
         counters=counters,
         rules=EndRules(eos, sized.max_model_len),
@@ -194,6 +212,7 @@ def assemble(
         events=events,
         ring=ring,
         memory=memory,
+        graphs=decode_graphs,
         profiler=profiler,
         allocator=allocator,
         put_in_force=put_in_force,
@@ -215,9 +234,10 @@ def _who_runs_what(kernels: KernelSet) -> str:
     parts = [
         f"{name} runs {', '.join(line.operation for line in kernels.table() if line.backend == name)}"
         if len(backends) > 1
-        else f"{name} runs everything, {'a step in one call' if kernels.decoder else 'layer by layer'}"
+        else f"{name} runs everything"
         for name in backends
     ]
+    parts[-1] += f", {'all layers in one call' if kernels.decoder else 'layer by layer'}"
     refusals = dict.fromkeys(refusal for line in kernels.table() for refusal in line.refused)
     return "; ".join([*parts, *(f"not {name}: {reason}" for name, reason in refusals)])
 

@@ -19,8 +19,8 @@ class BlockTables:
     """
 
     def __init__(self, null_page: int) -> None:
-        """`null_page`: a page of zeros that no sequence ever holds. It pads every row, so that a padded read can bring
-        in neither another sequence's fault (zero weight times NaN is NaN) nor its data."""
+        """`null_page`: a page of finite values that no sequence ever holds. It pads every row, so that a padded read
+        can bring in neither another sequence's fault (zero weight times NaN is NaN) nor its data."""
         self._null_page = null_page
         self._table: NDArray[np.int64] = np.full((_FIRST_ROWS, _FIRST_PAGES), null_page, dtype=np.int64)
         self._row: dict[int, int] = {}  # sequence number -> row

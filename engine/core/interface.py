@@ -14,6 +14,14 @@ from ..sequence import FinishReason, Output, Request
 from ..telemetry.records import Counters
 
 
+class KernelUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs an operation of the model, and why those that were asked before do not."""
+
+    operation: str
+    backend: str
+    refused: dict[str, str]  # backend -> reason
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What is served, fixed for the life of the process."""
 
@@ -33,6 +41,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started: float  # time.time()
     profile: str
+    kernels: tuple[KernelUse, ...] = ()
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

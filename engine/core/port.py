@@ -24,6 +24,7 @@ from ..control.protocol import (
     Cancelled,
     DrainStarted,
     Flushed,
+    Graphs,
     Instruments,
     MemoryPart,
     Pages,
@@ -41,6 +42,7 @@ from ..sequence import FinishReason, Sequence, Status
 from ..telemetry.records import StepRecord
 from ..version import UNKNOWN
 from .engine import Engine
+from .graphs import DecodeGraphs
 from .handle import LocalHandle
 from .interface import EngineInfo
 
@@ -97,6 +99,7 @@ class EnginePort:
         events: EventLog,
         ring: StepRing,
         memory: tuple[MemoryPart, ...],
+        graphs: DecodeGraphs | str,
         profiler: Profiler,
         allocator: Allocator,
         put_in_force: Callable[[Settings], None],
@@ -111,6 +114,7 @@ class EnginePort:
         self._engine = engine
         self._handle = handle
         self._memory = memory
+        self._graphs = graphs
         self._profiler = profiler
         self._allocator = allocator
         self._put_in_force = put_in_force
@@ -150,6 +154,16 @@ class EnginePort:
 
     def memory(self) -> tuple[MemoryPart, ...]:
         return self._memory
+
+    def graphs(self) -> Graphs:
+        if isinstance(self._graphs, str):
+            return Graphs(captured=(), replays=NA(self._graphs), plain={}, refused={})
+        return Graphs(
+            captured=self._graphs.captured,
+            replays=sum(self._graphs.replays.copy().values()),
+            plain=dict(self._graphs.plain.copy()),
+            refused={str(size): reason for size, reason in self._graphs.refused.items()},
+        )
 
     def spans(self, window: float) -> SpanReport | NA:
         return self._profiler.report(self._build_of(), window) or _never_profiled()

@@ -15,11 +15,12 @@ import torch
 from ..memory.allocator import Allocator
 from ..model.batch import ForwardBatch
 from ..model.cache import LatentCache
-from ..model.deepseek import DeepseekModel
+from ..model.deepseek import DeepseekModel, ForwardOutput
 from ..sampling.sampler import Sampler
 from ..scheduler.types import Row, Step
 from ..sequence import Sequence, TokenLogprob
 from .block_tables import BlockTables
+from .graphs import DecodeGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Runner:
         page_size: int,
         pages: int,
     ) -> None:
-        """`cache` holds `pages` pages for sequences and one more, the null page, which stays zero."""
+        """`cache` holds `pages` pages for sequences and one more, the null page. No sequence ever writes
+        to it; rows that only fill a graph up do, and what they write is finite."""
         self.model = model
         self.cache = cache
         self.allocator = allocator
@@ -56,6 +58,7 @@ class Runner:
         self._page_size = page_size
         self._device = model.device
         self._tables = BlockTables(null_page=pages)
+        self.graphs: DecodeGraphs | None = None  # where steps can be replays of captured graphs
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepResult:
@@ -88,7 +91,12 @@ class Runner:
         began = time.perf_counter()
         batch = self.lay_out(step)
         layout = time.perf_counter() - began
-        return self.model.forward(batch, self.cache).logits, layout
+        return self._through_model(batch).logits, layout
+
+    def _through_model(self, batch: ForwardBatch) -> ForwardOutput:
+        if self.graphs is not None:
+            return self.graphs.forward(batch)
+        return self.model.forward(batch, self.cache)
 
     def end_step(self) -> None:
         """After `run` has returned or raised and its frame is gone: the step's buffers are back."""

@@ -36,12 +36,17 @@ class StepPlan:
 
 
 def plan_step(
-    config: ModelConfig, kernels: KernelSet, batch: ForwardBatch, page_size: int, turns: Tensor
+    config: ModelConfig,
+    kernels: KernelSet,
+    batch: ForwardBatch,
+    page_size: int,
+    turns: Tensor,
+    decode: Plan | None = None,
 ) -> StepPlan:
     rows, decode_rows = len(batch.lengths), batch.decode_rows
     counts = [end - start for start, end in itertools.pairwise(batch.query_starts)]
-    decode = prefill = None
-    if decode_rows:
+    prefill = None
+    if decode_rows and decode is None:
         decode = kernels.mla_decode.plan(
             batch.lengths[:decode_rows],
             counts[:decode_rows],

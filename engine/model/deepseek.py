@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import KernelSet
-from ...kernels.operations import SYSTEM, Buffers, DecoderShape, LayerOperands, Packed
+from ...kernels.operations import SYSTEM, Buffers, DecoderShape, LayerOperands, Packed, Plan
 from .attention import LATENT_NORM_EPS, Attention, StepPlan, plan_step
 from .batch import ForwardBatch
 from .cache import LatentCache
@@ -102,13 +102,14 @@ class DeepseekModel:
         return decoder.pack(operands, final_norm, shape)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, cache: LatentCache) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, cache: LatentCache, decode: Plan | None = None) -> ForwardOutput:
         """Run the step's tokens, write their latents to `cache`, and give the logits that were asked for.
 
         All projections and experts run over all T tokens at once; only attention tells decode rows from prompt rows.
-        What comes before this step's tokens in their rows must be in the cache already.
+        What comes before this step's tokens in their rows must be in the cache already. `decode`: the decode rows'
+        plan, where the caller has made it.
         """
-        step = self.plan(batch, cache.page_size)
+        step = self.plan(batch, cache.page_size, decode)
         residual = self.embed(batch.token_ids)
         return self.head(self.run_layers(residual, cache, step), batch.sample_tokens)
 
@@ -126,8 +127,9 @@ class DeepseekModel:
             x = self._kernels.add_rms_norm(residual, layer.mlp.forward(x), next_norm, eps)
         return x
 
-    def plan(self, batch: ForwardBatch, page_size: int) -> StepPlan:
-        return plan_step(self.config, self._kernels, batch, page_size, self._rotary.turns(batch.positions))
+    def plan(self, batch: ForwardBatch, page_size: int, decode: Plan | None = None) -> StepPlan:
+        turns = self._rotary.turns(batch.positions)
+        return plan_step(self.config, self._kernels, batch, page_size, turns, decode)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T, H] fp32: the residual, which the layers add to in place."""

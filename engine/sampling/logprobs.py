@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...kernels.reference.select import rows_at_once, top_ids
 from ..sequence import TokenLogprob
-from .select import rows_at_once, top_ids
 
 
 def raw_logprobs(

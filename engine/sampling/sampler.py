@@ -15,13 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.operations import GREEDY_BELOW, Plan, Sample
+from ...kernels.reference.sample import TorchSample
 from ..sequence import SamplingParams, Sequence, TokenLogprob
-from .draw import Group, Way, draw, groups_of
 from .edits import Bias, PenaltyCounts, bar, penalise
 from .logprobs import nonfinite, overflown, raw_logprobs
 from .uniform import stream_key, uniforms
 
 FAULTED = -1  # the token id of a row without a token
+
+_TORCH = TorchSample()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class _Plan:
 
     numbers: list[int]
     states: list[_State]
-    groups: tuple[Group, ...]
+    drawing: Plan  # of the operation that draws
     random: bool  # some row draws
     keys: NDArray[np.uint64]
     bias: Bias | None
@@ -67,7 +70,14 @@ class _Plan:
 class Sampler:
     """Samples for one model. Used by the engine thread alone; `forget` each sequence when it has ended."""
 
-    def __init__(self, vocab_size: int, device: torch.device | str, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device | str,
+        eos_ids: frozenset[int],
+        draw: Sample = _TORCH,
+    ) -> None:
+        self._draw = draw
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._eos_ids = eos_ids
@@ -99,7 +109,7 @@ class Sampler:
             if spoilt:
                 faults |= spoilt
                 logits[list(spoilt)] = 0.0
-        token_ids = self.fetch(draw(logits, plan.groups, self._uniforms(plan, rows)))
+        token_ids = self.fetch(self._draw(logits, plan.drawing, self._uniforms(plan, rows)))
         logprobs: list[TokenLogprob | None] = [None] * len(rows)
         if plan.logprobs:
             best = [plan.states[r].params.logprobs or 0 for r in plan.logprobs]
@@ -152,7 +162,7 @@ class Sampler:
         params = [state.params for state in states]
         biased = [row for row, state in sound if state.params.logit_bias]
         logprobs = [row for row, state in sound if state.params.logprobs is not None]
-        groups = groups_of(
+        drawing = self._draw.plan(
             temperature=[p.temperature for p in params],
             top_k=[p.top_k for p in params],
             top_p=[p.top_p for p in params],
@@ -163,8 +173,8 @@ class Sampler:
         return _Plan(
             numbers=numbers,
             states=states,
-            groups=groups,
-            random=any(group.way is not Way.GREEDY for group in groups),
+            drawing=drawing,
+            random=any(p.temperature >= GREEDY_BELOW for p in params),
             keys=np.array([state.key for state in states], dtype=np.uint64),
             bias=Bias(biased, [params[r].logit_bias for r in biased], self._vocab_size, self._device)
             if biased

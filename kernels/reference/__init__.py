@@ -11,6 +11,7 @@ from .experts import TorchMoeExperts, moe_gate
 from .linear import TorchGatedMlp, TorchKvUp, TorchLinear
 from .pointwise import add_rms_norm, latent_write, rms_norm, rope
 from .prefill import TorchMlaPrefill
+from .sample import TorchSample
 
 
 class TorchBackend:
@@ -35,6 +36,7 @@ _PLAIN: dict[str, Any] = {
     "rope": rope,
     "latent_write": latent_write,
     "moe_gate": moe_gate,
+    "sample": TorchSample(),
 }
 
 _WITH_BUFFERS: dict[str, Callable[[Buffers], Any]] = {

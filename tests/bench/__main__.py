@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import consoles, workloads
+from arc.console.bench import consoles
+
+from . import recorder, workloads
 from .load import Run, send
 from .server import Server, serve
-from .workloads import Job
 
 ROWS = (1, 8, 32)
 
@@ -32,20 +33,20 @@ def spread_of(values: Sequence[float], form: str = ",.0f") -> str:
 def rates(server: Server, vocab: int, repeats: int) -> None:
     for name, make in (("uniform", workloads.uniform), ("mixed", workloads.mixed)):
         for rows in ROWS:
-            runs = [send(server.base, server.model, make(rows, vocab, seed)) for seed in range(repeats)]
+            runs = [send(server.site.target, make(rows, vocab, seed)) for seed in range(repeats)]
             first = statistics.median(outcome.first for run in runs for outcome in run.outcomes)
             rate = spread_of([run.output_rate for run in runs])
             print(
                 f"  {name:8} {rows:3} rows  {rate:>28} tok/s   first token {first * 1000:,.0f} ms", flush=True
             )
     prompts = [workloads.prefill(vocab, seed) for seed in range(repeats)]
-    prefills = [len(jobs[0].prompt) / send(server.base, server.model, jobs).seconds for jobs in prompts]
+    prefills = [len(jobs[0].prompt) / send(server.site.target, jobs).seconds for jobs in prompts]
     print(f"  prefill  1,024 tokens {spread_of(prefills):>25} tok/s", flush=True)
 
 
 def step_split(server: Server, vocab: int) -> None:
     before = server.step_seconds()
-    send(server.base, server.model, workloads.uniform(32, vocab, 99))
+    send(server.site.target, workloads.uniform(32, vocab, 99))
     after = server.step_seconds()
     spent = {part: after[part] - before.get(part, 0.0) for part in after}
     whole = sum(spent.values())
@@ -56,13 +57,27 @@ def step_split(server: Server, vocab: int) -> None:
     )
 
 
+def watched(server: Server, repeats: int) -> None:
+    passes, times = consoles.measure(
+        server.site, rows=32, output=640, hz=4.0, vocab=2048, repeats=repeats, seed=0
+    )
+    base = statistics.median(each.output_rate for each in passes[0])
+    rates = {arm: statistics.median(each.output_rate for each in found) for arm, found in passes.items()}
+    line = "   ".join(f"{arm}: {rate:,.0f} tok/s, {rate / base:.3f}" for arm, rate in rates.items())
+    p50, p99 = times[len(times) // 2], times[int(0.99 * len(times))]
+    print(f"  consoles at 4 Hz, 32 rows: {line}")
+    print(f"  control socket under 32 rows: p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms", flush=True)
+
+
 def start_up(model: Path | None, vocab: int) -> None:
     with serve(model) as server:
-        send(server.base, server.model, [Job((17, 18, 19), 1)])
-        seconds = time.perf_counter() - server.started
-        print(f"  start to first token {seconds:.2f} s   resident {server.peak_mib():,.0f} MiB after it")
-        send(server.base, server.model, workloads.uniform(32, vocab, 0))
-        print(f"  resident at most {server.peak_mib():,.0f} MiB with 32 rows", flush=True)
+        send(server.site.target, workloads.uniform(1, vocab, 0, output=1))
+        seconds = time.perf_counter() - server.engine.began
+        print(
+            f"  start to first token {seconds:.2f} s   resident {server.engine.peak_mib():,.0f} MiB after it"
+        )
+        send(server.site.target, workloads.uniform(32, vocab, 0))
+        print(f"  resident at most {server.engine.peak_mib():,.0f} MiB with 32 rows", flush=True)
 
 
 def admission(model: Path | None, vocab: int, repeats: int) -> None:
@@ -80,10 +95,10 @@ def admission(model: Path | None, vocab: int, repeats: int) -> None:
         runs: dict[str, list[Run]] = {arm: [] for arm in arms}
         for arm, flags in arms.items():
             with serve(model, *flags, "cache.prefix=off") as server:
-                send(server.base, server.model, workloads.spread(rows, vocab, 98, output=4))
+                send(server.site.target, workloads.spread(rows, vocab, 98, output=4))
                 for seed in range(repeats):
                     jobs = workloads.spread(rows, vocab, seed, output=64)
-                    runs[arm].append(send(server.base, server.model, jobs))
+                    runs[arm].append(send(server.site.target, jobs))
 
         def ratio(arm: str, seconds: Callable[[Run], float], of: dict[str, list[Run]] = runs) -> float:
             return statistics.median(map(seconds, of[arm])) / statistics.median(map(seconds, of["ragged"]))
@@ -109,7 +124,7 @@ def against_transformers(model: Path, server: Server, vocab: int, repeats: int, 
         for rows in (1, 8, 32):
             ours, theirs = [], []
             for seed in range(repeats):
-                ours.append(send(server.base, server.model, make(rows, vocab, seed)).output_rate)
+                ours.append(send(server.site.target, make(rows, vocab, seed)).output_rate)
                 command = [sys.executable, "-m", "tests.bench.transformers_baseline", str(model), name]
                 command += [str(rows), str(seed), "--threads", str(threads)]
                 printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -139,15 +154,14 @@ def main() -> None:
             print(f"{name}, {threads} threads, {options.repeats} repetitions, median (least..most)")
             start_up(model, vocab)
             with serve(model) as server:
-                send(server.base, server.model, workloads.uniform(8, vocab, 97))  # warm-up
+                send(server.site.target, workloads.uniform(8, vocab, 97))  # warm-up
                 rates(server, vocab, options.repeats)
                 step_split(server, vocab)
-                consoles.consoles(server, vocab, options.repeats)
-                consoles.answers(server, vocab, options.repeats)
+                watched(server, options.repeats)
                 if model is not None and not options.skip_transformers:
                     against_transformers(model, server, vocab, options.repeats, threads)
             admission(model, vocab, options.repeats)
-    consoles.recorder()
+    recorder.main()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ POOLED = ("kernels.backend=torch", "alloc.cap_mib=8")
 
 
 def resident_mib(server: Server) -> float:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    status = Path(f"/proc/{server.engine.pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) / 1024
@@ -40,7 +40,7 @@ async def one(session: aiohttp.ClientSession, server: Server, rng: random.Random
     output = rng.randint(1, 200)
     body = {"prompt": prompt, "max_tokens": output, "ignore_eos": True, "stream": True}
     leaves_after = rng.randint(1, 50) if rng.random() < 0.2 else None
-    async with session.post(f"{server.base}/v1/completions", json=body) as response:
+    async with session.post(f"{server.engine.url}/v1/completions", json=body) as response:
         assert response.status == 200, await response.text()
         lines = 0
         async for line in response.content:
@@ -112,7 +112,7 @@ def report(what: str, samples: list[tuple[int, float]]) -> bool:
 
 def pool_report(server: Server) -> bool:
     """Print what the allocator counted; whether it took buffers and kept to its cap."""
-    with urllib.request.urlopen(f"{server.base}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"{server.engine.url}/metrics", timeout=10) as page:
         text = page.read().decode()
     values = dict(re.findall(r"^arc:allocator_(\w+?)(?:_total)?\{[^}]*\} (\S+)$", text, re.MULTILINE))
     hits, misses, evictions, held, cap = (

@@ -1,42 +1,33 @@
-"""The work that a run sends: prompts as token ids and output lengths, fixed by a seed."""
+"""The work that `make bench` sends, fixed by a seed."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+import itertools
+
+from arc.console.bench.work import Job, Lengths, Plan, Shape
+
+CONTEXT = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    prompt: tuple[int, ...]
-    output: int  # tokens, end of sequence ignored
-
-
-def _prompt(rng: random.Random, vocab: int, length: int) -> tuple[int, ...]:
-    # Low ids are special tokens in most vocabularies.
-    return tuple(rng.randrange(16, vocab) for _ in range(length))
+def _jobs(shape: Shape, prompt: Lengths, output: Lengths, rows: int, vocab: int, seed: int) -> list[Job]:
+    return list(itertools.islice(Plan(shape, prompt, output, rows, vocab, CONTEXT).jobs(seed), rows))
 
 
 def uniform(rows: int, vocab: int, seed: int, output: int = 128) -> list[Job]:
     """64 prompt tokens, `output` output tokens each."""
-    rng = random.Random(f"uniform {rows} {seed}")
-    return [Job(_prompt(rng, vocab, 64), output) for _ in range(rows)]
+    return _jobs("uniform", Lengths(64, 64), Lengths(output, output), rows, vocab, seed)
 
 
 def mixed(rows: int, vocab: int, seed: int) -> list[Job]:
     """Prompts of 16 to 512 tokens and outputs of 32 to 256, uniformly at random."""
-    rng = random.Random(f"mixed {rows} {seed}")
-    return [Job(_prompt(rng, vocab, rng.randint(16, 512)), rng.randint(32, 256)) for _ in range(rows)]
+    return _jobs("mixed", Lengths(16, 512), Lengths(32, 256), rows, vocab, seed)
 
 
 def spread(rows: int, vocab: int, seed: int, output: int = 48) -> list[Job]:
-    """Every row another KV length, more than 64 tokens apart, all decoding at the same time: what shatters buckets."""
-    rng = random.Random(f"spread {rows} {seed}")
-    apart = min(128, 1900 // rows) if rows > 1 else 128
-    return [Job(_prompt(rng, vocab, 16 + apart * row), output) for row in range(rows)]
+    """Every row another KV length, far apart, all decoding at the same time: what shatters buckets."""
+    return _jobs("spread", Lengths(16, 16), Lengths(output, output), rows, vocab, seed)
 
 
 def prefill(vocab: int, seed: int, length: int = 1024) -> list[Job]:
     """One prompt of `length` tokens, one output token."""
-    rng = random.Random(f"prefill {length} {seed}")
-    return [Job(_prompt(rng, vocab, length), 1)]
+    return _jobs("uniform", Lengths(length, length), Lengths(1, 1), 1, vocab, seed)

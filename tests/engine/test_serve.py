@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -218,3 +219,33 @@ def test_an_engine_beyond_this_machine_wants_its_key(place: Place, tiny: Path) -
         engine.post("/v1/completions", {"prompt": [5], "max_tokens": 3})
     assert refusal.value.code == 401
     assert "secret" not in engine.banner
+
+
+def test_a_flood_of_connections_past_the_file_limit_is_one_line_and_the_engine_recovers(
+    place: Place, tiny: Path
+) -> None:
+    engine = place.serve(tiny)
+    pid = engine.process.pid
+    held = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (held + 8, hard))
+    host, port = engine.base.removeprefix("http://").split(":")
+    log = place.folder / "log"
+    flood = []
+    for _ in range(100):
+        connection = socket.socket()
+        connection.connect((host, int(port)))
+        flood.append(connection)
+    end = time.monotonic() + 60
+    while "no more connections can be taken" not in log.read_text():
+        assert time.monotonic() < end, log.read_text()[:2000]
+        time.sleep(0.1)
+    time.sleep(3)  # three more attempts, a second apart
+    text = log.read_text()
+    assert text.count("no more connections can be taken") == 1
+    assert "Traceback" not in text and len(text.splitlines()) < 10, text[:2000]
+    for connection in flood:
+        connection.close()
+    answer = engine.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 2})
+    assert answer["usage"]["completion_tokens"] == 2
+    assert engine.end(signal.SIGTERM) == 0

@@ -58,6 +58,11 @@ def test_a_backend_runs_whole_steps_only_where_it_runs_everything():
     everything.offer = lambda operation, target: decoder if operation == "decoder" else operation
     kernels = resolve("auto", TARGET, (everything, TORCH))
     assert kernels.decoder is decoder and kernels.stamps == "stamps"
+    layers = Fast("native")
+    layers.offer = lambda operation, target: (
+        Refusal("no sampling") if operation == "sample" else everything.offer(operation, target)
+    )
+    assert resolve("auto", TARGET, (layers, TORCH)).decoder is decoder  # sampling is not of the layers
     almost = Fast("native", takes=("decoder", *(name for name in OPERATIONS if name != "rope")))
     kernels = resolve("auto", TARGET, (almost, TORCH))
     assert kernels.decoder is None and kernels.stamps is None
@@ -90,10 +95,11 @@ def test_a_named_backend_falls_back_in_sight():
 
 def test_an_unknown_backend_is_an_error_with_the_nearest_name():
     with pytest.raises(
-        KernelError, match=r"unknown backend 'troch' \(known: auto, native, torch\); did you mean torch\?"
+        KernelError,
+        match=r"unknown backend 'troch' \(known: auto, triton, native, torch\); did you mean torch\?",
     ):
         resolve("troch", TARGET)
-    with pytest.raises(KernelError, match=r"unknown backend '' \(known: auto, native, torch\)$"):
+    with pytest.raises(KernelError, match=r"unknown backend '' \(known: auto, triton, native, torch\)$"):
         resolve("", TARGET)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....engine.control import allocator_messages as a
-from ....engine.control import protocol as p
 from ... import shown
 from .. import figures
 from ..lines import Line, Role, fit, left, rule, spread
+from ..samples import Sample
 from ..scene import Scene
 from . import panels
-from .view import Exported, View
+from .view import Exported, View, not_on_a_page
 
 _MIB = 1 << 20
 TENTHS = 10
@@ -26,6 +26,8 @@ class Allocator(View):
     )  # fmt: skip
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if scene.picture.page is not None:
+            return not_on_a_page("the allocator is not read off a metrics page", width)
         known = scene.picture.allocator
         if known is None and scene.session.replaying:
             return [fit([("  this file keeps nothing of the allocator", "dim")], width)]
@@ -53,7 +55,7 @@ class Allocator(View):
         )
 
 
-def deciles(samples: Sequence[p.Sample]) -> list[int | None]:
+def deciles(samples: Sequence[Sample]) -> list[int | None]:
     """What was held at the beginning of the window and after each tenth of it, bytes."""
     if not samples:
         return [None] * (TENTHS + 1)

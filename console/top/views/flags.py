@@ -8,10 +8,11 @@ from ....engine.control import protocol as p
 from ....engine.flags import Flag, Reach, Value, parse, show
 from ... import shown
 from .. import figures
-from ..lines import Line, Piece, Role, clip, fit
+from ..lines import Line, Piece, Role, clip, fit, left
 from ..scene import Scene
+from ..store import MetricsPage
 from ..table import Column, Table
-from .view import Exported, View
+from .view import Exported, View, not_on_a_page
 
 Row = p.FlagView
 
@@ -42,7 +43,7 @@ class Flags(View):
     short = "Flags"
     hints = (
         ("edit", "edit"), ("apply", "apply"), ("drop", "drop"), ("undo", "undo"), ("unset", "unset"),
-        ("profile", "profile"), ("filter", "filter"), ("export", "export"), ("quit", "quit"),
+        ("experiment", "A/B"), ("profile", "profile"), ("filter", "filter"), ("export", "export"), ("quit", "quit"),
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -112,6 +113,8 @@ class Flags(View):
                     del self.edits[row.name]
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
+        if scene.picture.page is not None:
+            return _of_a_page(scene.picture.page, width)[:height]
         self.update(scene.picture.flags)
         self._table.arrange(self._rows)
         hello = scene.picture.hello
@@ -207,3 +210,16 @@ def _wrapped(text: str, role: Role, width: int, rows: int, *, name: str = "") ->
     rest: list[Line] = [[(f"  {line}", role)] for line in found[1:]]
     lines: list[Line] = [[("  ", "text"), (head, "here"), (found[0][len(head) :], role)], *rest]
     return lines + [[] for _ in range(rows - len(lines))]
+
+
+def _of_a_page(page: MetricsPage, width: int) -> list[Line]:
+    """No flags, but what the page says of how the cache was set up."""
+    lines = not_on_a_page("a metrics page has no flags, and nothing can be changed over it", width)
+    info = page.reading.info
+    if info:
+        lines.append(fit([("  What it says of the KV cache:", "dim")], width))
+    for name, value in sorted(info.items()):
+        lines.append(
+            fit([("    " + left(shown.plain(name), 42), "dim"), (shown.plain(value), "text")], width)
+        )
+    return lines

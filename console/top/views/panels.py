@@ -10,11 +10,12 @@ from .. import figures, plots
 from ..header import waiting
 from ..host import Card
 from ..lines import Line, Piece, Role, clip, fit, left, spread, width_of
+from ..samples import Sample, added, ratio
 from ..scene import Scene, latencies
 from .events import entry_line
 from .sequences import make_table
 
-Samples = Sequence[p.Sample]
+Samples = Sequence[Sample]
 Panel = Callable[[Scene, int, int], list[Line]]
 
 _AXIS = 7  # cells for the numbers beside a plot
@@ -27,9 +28,9 @@ def batch(scene: Scene, width: int, height: int) -> list[Line]:
     )
     mean = totals.per_step(totals.rows)
     lines: list[Line] = [
-        [*_field("running", figures.count(running, 7)), *_field("  waiting", figures.count(queued, 7))],
+        [*field("running", figures.count(running, 7)), *field("  waiting", figures.count(queued, 7))],
         [
-            *_field("effective", figures.decimal(effective) if scene.at else figures.count(effective, 7)),
+            *field("effective", figures.decimal(effective) if scene.at else figures.count(effective, 7)),
             ("  mean ", "dim"), (figures.decimal(mean), "text"),
             (" of ", "dim"), (figures.decimal(totals.per_step(totals.admitted)), "text"),
         ],
@@ -38,7 +39,7 @@ def batch(scene: Scene, width: int, height: int) -> list[Line]:
     legend: Line = [("⠒", "line"), (" admitted ", "dim"), ("⣿", "fill"), (" effective", "dim")]
     if scene.ascii_dots:
         legend = [("=", "line"), (" admitted ", "dim"), ("#", "fill"), (" effective", "dim")]
-    return [*lines, *_plot(scene, width, height - len(lines), _effective, _admitted, legend=legend)]
+    return [*lines, *plot_over_time(scene, width, height - len(lines), _effective, _admitted, legend=legend)]
 
 
 def _reasons(scene: Scene) -> str:
@@ -76,11 +77,11 @@ def rate(scene: Scene, width: int, height: int) -> list[Line]:
         ]  # fmt: skip
     lines: list[Line] = [
         [
-            *_field("output", figures.count(totals.rate(totals.generation_tokens), 7)),
-            *_field(" prompt", figures.count(totals.rate(totals.prompt_tokens), 7), " tok/s", wide=7),
+            *field("output", figures.count(totals.rate(totals.generation_tokens), 7)),
+            *field(" prompt", figures.count(totals.rate(totals.prompt_tokens), 7), " tok/s", wide=7),
         ],
         [
-            *_field("step", figures.milliseconds(totals.per_step(wall)), " ms"),
+            *field("step", figures.milliseconds(totals.per_step(wall)), " ms"),
             ("  forward ", "dim"),
             (figures.whole_percent(totals.forward_seconds, wall).rjust(3), "text"),
             (" %", "dim"),
@@ -88,7 +89,8 @@ def rate(scene: Scene, width: int, height: int) -> list[Line]:
         fit_text,
     ]  # fmt: skip
     legend: Line = [("output, tok/s", "dim")]
-    return [*lines, *_plot(scene, width, height - len(lines), _output(scene), legend=legend)]
+    shown_rate = _unknown if "generation_tokens" in scene.picture.lacks else output_rate
+    return [*lines, *plot_over_time(scene, width, height - len(lines), shown_rate, legend=legend)]
 
 
 _LATENCIES = (
@@ -102,7 +104,12 @@ _LATENCIES = (
 def latency(scene: Scene, width: int, height: int) -> list[Line]:
     lines: list[Line] = []
     column = max(7, min(12, (width - 16) // 3))
+    page = scene.picture.page
     for name, label in _LATENCIES:
+        why = page.reading.why.get(name) if page else None
+        if why is not None:
+            lines.append([(left(f" {label}", 16), "dim"), ("NA", "text"), (f"  {shown.plain(why)}", "dim")])
+            continue
         found = scene.totals.latency.get(name)
         line: Line = [(left(f" {label}", width - 3 * column - 1), "dim")]
         for value in (found.p50, found.p95, found.p99) if found else (None, None, None):
@@ -112,7 +119,7 @@ def latency(scene: Scene, width: int, height: int) -> list[Line]:
     if rest < 4:
         return lines
     legend: Line = [("first token p95, ms", "dim")]
-    return [*lines, *_plot(scene, width, rest, _p95(scene, "first_token"), legend=legend)]
+    return [*lines, *plot_over_time(scene, width, rest, _p95(scene, "first_token"), legend=legend)]
 
 
 def latency_tail(width: int) -> Line:
@@ -122,7 +129,7 @@ def latency_tail(width: int) -> Line:
 
 def between_tokens(scene: Scene, width: int, height: int) -> list[Line]:
     legend: Line = [("p95, ms", "dim")]
-    return _plot(scene, width, height, _p95(scene, "between_tokens"), legend=legend)
+    return plot_over_time(scene, width, height, _p95(scene, "between_tokens"), legend=legend)
 
 
 def _long(value: float | p.NA | None, width: int) -> str:
@@ -140,7 +147,7 @@ def cache(scene: Scene, width: int, height: int) -> list[Line]:
             line.append((f" {glyph}", "fill"))
         line.extend([(f" {label} ", "dim"), (figures.count(value, 6).rjust(6), "text")])
     lines = [line]
-    if gauges:
+    if gauges and gauges.used is not None and gauges.cached is not None and gauges.free is not None:
         parts: list[tuple[float, str, Role]] = [
             (gauges.used, "█", "fill"), (gauges.cached, "▒", "fill"), (gauges.free, "░", "dim"),
         ]  # fmt: skip
@@ -149,14 +156,14 @@ def cache(scene: Scene, width: int, height: int) -> list[Line]:
         lines.append([])
     lines.append(
         [
-            *_field("prefix hit", figures.percent(totals.prefix_hits, totals.prefix_queries), " % of ", wide=10),
+            *field("prefix hit", figures.percent(totals.prefix_hits, totals.prefix_queries), " % of ", wide=10),
             (figures.count(totals.count(totals.prefix_queries), 7), "text"), (" tokens", "dim"),
         ]
     )  # fmt: skip
     faults: Role = "bad" if totals.faults else "text"
     lines.append(
         [
-            *_field("preempted", figures.count(totals.count(totals.preemptions), 7)),
+            *field("preempted", figures.count(totals.count(totals.preemptions), 7)),
             ("  failed steps ", "dim"), (figures.count(totals.count(totals.faults), 5).rjust(5), faults),
         ]
     )  # fmt: skip
@@ -164,12 +171,12 @@ def cache(scene: Scene, width: int, height: int) -> list[Line]:
     if rest < 4:
         return lines
     legend: Line = [("⠒", "line"), (" all pages held ", "dim"), ("⣿", "fill"), (" by running", "dim")]
-    return [*lines, *_plot(scene, width, rest, _used, _held, legend=legend)]
+    return [*lines, *plot_over_time(scene, width, rest, _used, _held, legend=legend)]
 
 
 def cache_tail(scene: Scene) -> Line:
     gauges = scene.gauges
-    if gauges is None:
+    if gauges is None or gauges.used is None or gauges.cached is None or gauges.free is None:
         return []
     total = gauges.used + gauges.cached + gauges.free
     return [(f" {figures.whole_percent(gauges.used + gauges.cached, total)} % held ", "dim")]
@@ -220,7 +227,7 @@ def held(scene: Scene, width: int, height: int) -> list[Line]:
     legend: Line = [("⠒", "line"), (" cap ", "dim"), ("⣿", "fill"), (" held, MiB", "dim")]
     if scene.ascii_dots:
         legend = [("=", "line"), (" cap ", "dim"), ("#", "fill"), (" held, MiB", "dim")]
-    return _plot(scene, width, height, _held_bytes, _cap_bytes, legend=legend)
+    return plot_over_time(scene, width, height, _held_bytes, _cap_bytes, legend=legend)
 
 
 def _held_bytes(samples: Samples) -> float | None:
@@ -241,7 +248,7 @@ def host(scene: Scene, width: int, height: int) -> list[Line]:
     resident = memory.resident if memory else None
     lines: list[Line] = []
     if seen is None:
-        lines.append([*_field("cpu", figures.UNKNOWN), *_field("rss", figures.mebibytes(resident), " MiB")])
+        lines.append([*field("cpu", figures.UNKNOWN), *field("rss", figures.mebibytes(resident), " MiB")])
         return lines
     cpu = figures.UNKNOWN if isinstance(seen.cpu, p.NA) else f"{100 * seen.cpu:.0f}"
     lines.append(
@@ -306,7 +313,7 @@ def oldest(scene: Scene, width: int, height: int) -> list[Line]:
     return table.lines(by_age, width, height)
 
 
-def _field(label: str, value: str, unit: str = "", *, wide: int = 9) -> Line:
+def field(label: str, value: str, unit: str = "", *, wide: int = 9) -> Line:
     """A number in a place of its own, so that it grows to the left and nothing beside it moves."""
     return [(" " + left(label, wide), "dim"), (value.rjust(7), "text"), (unit, "dim")]
 
@@ -314,7 +321,7 @@ def _field(label: str, value: str, unit: str = "", *, wide: int = 9) -> Line:
 # -- plots ------------------------------------------------------------------------------------------------------------
 
 
-def _plot(
+def plot_over_time(
     scene: Scene,
     width: int,
     height: int,
@@ -402,41 +409,45 @@ def _through(pieces: list[Piece], marks: dict[int, p.Event]) -> Line:
 
 
 def _effective(samples: Samples) -> float | None:
-    steps = sum(sample.steps for sample in samples)
-    return sum(sample.rows for sample in samples) / steps if steps else None
+    return ratio(added(samples, lambda each: each.rows), added(samples, lambda each: each.steps))
 
 
 def _admitted(samples: Samples) -> float | None:
-    steps = sum(sample.steps for sample in samples)
+    steps = added(samples, lambda each: each.steps)
     if not steps:  # a stall: what is admitted is known all the same
-        return sum(sample.running for sample in samples) / len(samples) or None
-    return sum(sample.admitted for sample in samples) / steps
+        return mean_of(samples, lambda each: each.running) or None
+    return ratio(added(samples, lambda each: each.admitted), steps)
 
 
-def _output(scene: Scene) -> Callable[[Samples], float | None]:
-    def value(samples: Samples) -> float | None:
-        seconds = sum(sample.seconds for sample in samples)
-        return sum(sample.generation_tokens for sample in samples) / seconds if seconds else None
+def output_rate(samples: Samples) -> float | None:
+    return ratio(
+        added(samples, lambda each: each.generation_tokens), sum(sample.seconds for sample in samples)
+    )
 
-    def unknown(samples: Samples) -> None:
-        return None
 
-    return unknown if "generation_tokens" in scene.picture.lacks else value
+def _unknown(samples: Samples) -> None:
+    return None
 
 
 def _used(samples: Samples) -> float | None:
-    return sum(sample.pages_used for sample in samples) / len(samples)
+    return mean_of(samples, lambda each: each.pages_used)
 
 
 def _held(samples: Samples) -> float | None:
-    return sum(sample.pages_used + sample.pages_cached for sample in samples) / len(samples)
+    cached = mean_of(samples, lambda each: each.pages_cached)
+    used = _used(samples)
+    return None if used is None or cached is None else used + cached
+
+
+def mean_of(samples: Samples, value: Callable[[Sample], float | None]) -> float | None:
+    return ratio(added(samples, value), len(samples))
 
 
 def _p95(scene: Scene, name: str) -> Callable[[Samples], float | None]:
-    bounds = scene.picture.bounds
+    bounds, own = scene.picture.bounds, scene.picture.own_bounds
 
     def value(samples: Samples) -> float | None:
-        found = latencies(samples, bounds).get(name)
+        found = latencies(samples, bounds, own).get(name)
         return 1000 * found.p95 if found and not isinstance(found.p95, p.NA) else None
 
     return value

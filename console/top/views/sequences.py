@@ -10,7 +10,7 @@ from .. import figures
 from ..lines import Line, Piece, fit, left
 from ..scene import Scene
 from ..table import Column, Table
-from .view import Exported, View
+from .view import NO_REQUESTS, Exported, View, not_on_a_page
 
 Row = p.SequenceView
 
@@ -87,6 +87,8 @@ class Sequences(View):
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         answer = scene.picture.sequences
+        if scene.picture.page is not None:
+            return not_on_a_page(NO_REQUESTS, width)
         if scene.at is not None:
             return [fit([("  the engine keeps no past sequences: End goes back to now", "dim")], width)]
         if answer is None and scene.session.replaying:

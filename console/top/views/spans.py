@@ -13,7 +13,7 @@ from .. import figures
 from ..lines import Line, Piece, Role, fit
 from ..scene import Scene
 from ..table import Column, Table
-from .view import Exported, View
+from .view import Exported, View, not_on_a_page
 
 _BAR = 12  # cells
 
@@ -105,6 +105,8 @@ class Spans(View):
 
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         report = scene.picture.spans
+        if scene.picture.page is not None:
+            return not_on_a_page("a metrics page has no spans", width)
         if scene.at is not None:
             return [fit([("  the engine keeps no past spans: End goes back to now", "dim")], width)]
         if not isinstance(report, s.SpanReport):

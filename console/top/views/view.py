@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..lines import Line
+from ..lines import Line, fit
 from ..scene import Scene
 from ..table import Filter, Table
 
@@ -80,3 +80,12 @@ class View:
 
     def export(self, scene: Scene) -> Exported | None:
         return None
+
+
+NO_REQUESTS = "a metrics page has totals, no single requests"
+
+
+def not_on_a_page(why: str, width: int) -> list[Line]:
+    """What a view shows that an engine's metrics page cannot feed."""
+    lines: list[Line] = [[], [("  NA", "here"), (f"  {why}", "text")], []]
+    return [fit(line, width) for line in lines]

@@ -29,6 +29,7 @@ def samples(*held: int | None, **counts: int) -> tuple[p.Sample, ...]:
         picture().samples[-1],
         dict.fromkeys(("hits", "misses", "allocated", "freed", "evictions"), 0),
     )
+    assert isinstance(sample, p.Sample)
     return tuple(
         msgspec.structs.replace(
             sample,

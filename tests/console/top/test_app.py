@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 from arc.console.client import Refused
+from arc.console.metrics.fetch import address
 from arc.console.top.app import Console, Options, Palette
 from arc.console.top.apply import Apply
 from arc.console.top.canvas import Canvas
 from arc.console.top.dialogs import Choose, Confirm, Page, Prompt
 from arc.console.top.keys import KEYS
+from arc.console.top.metrics_reader import MetricsReader
 from arc.console.top.store import Link, Picture, Store
 from arc.console.top.themes import THEMES
 from arc.engine.control import protocol as p
 from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Select, Static
+
+from tests.console.metrics.pages import vllm
+from tests.console.metrics.served import page, serving
 
 from .conftest import Engine
 from .recorded import SIZES, picture, recorded, snapshot
@@ -448,7 +453,38 @@ async def test_a_profile_is_proposed_as_its_difference(engine: Engine) -> None:
         assert isinstance(dialog, Choose)
         dialog.dismiss("latency")
         await until(pilot, lambda: isinstance(app.screen, Apply))
+        await until(
+            pilot, lambda: app.screen.query_one("#yes", Button).region.area
+        )  # laid out: a click finds it
         text = str(app.screen.query_one("#difference", Static).render())
         assert "sched.max_running" in text and "→ 16" in text
         await pilot.click("#yes")
         await until(pilot, lambda: engine.engine.settings.get_int("sched.max_running") == 16)
+
+
+# -- over another engine's page ---------------------------------------------------------------------------------------
+
+
+async def test_another_engine_is_watched_and_nothing_of_it_is_changed() -> None:
+    with serving(page(vllm(num_requests_running=3, generation_tokens_total=1.0))) as server:
+        reader = MetricsReader(address(server.url), interval=0.02)
+        reader.read()
+        (engine,) = reader.engines
+        app = Console(Options(), store=engine.store, reader=reader)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, lambda: app.store.picture.samples)
+            for view in "123456":
+                await press(pilot, view)
+                assert whole(app, (120, 40)), view
+            await press(pilot, "1")
+            assert any("running        3" in line for line in lines(app))
+            for key in ("m", "z", "p"):
+                await press(pilot, key)
+                assert app.screen is app.main
+            assert any("can only be read" in each for each in toasts(app))
+            server.answer = page("<html>\n")
+            await until(pilot, lambda: app.store.picture.link.state == "lost")
+            app.main.draw()
+            assert any("engine gone" in line and "<html>" in line for line in lines(app, "alarms"))
+            assert app.main.query_one("#body", Canvas)._faded
+            assert any("running        3" in line for line in lines(app))

@@ -45,7 +45,7 @@ async def test_it_runs_shows_itself_and_stops(real: Real) -> None:
         await pilot.press("L")
         await until(pilot, lambda: running() > 1)
         await until(pilot, lambda: "demo load" in head())
-        await until(pilot, lambda: sum(sample.finished for sample in app.store.picture.samples) > 3)
+        await until(pilot, lambda: sum(sample.finished or 0 for sample in app.store.picture.samples) > 3)
         assert running() <= CLIENTS
         await pilot.press("L")
         await until(pilot, lambda: running() == 0)

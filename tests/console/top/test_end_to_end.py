@@ -222,7 +222,7 @@ async def test_a_policy_is_changed_seen_and_put_back(real: Real) -> None:
                 ]
                 since = events[-1].time + 1.1 if events else 0.0
                 samples = [each for each in app.store.picture.samples if each.time > since and each.steps]
-                steps = sum(each.steps for each in samples)
+                steps = sum(each.steps or 0 for each in samples)
                 return sum(getattr(each, name) for each in samples) / steps if len(samples) >= 2 else None
 
             await until(pilot, lambda: (rows("rows") or 0) > 2)

@@ -9,7 +9,7 @@ from arc.console.top.lines import text_of
 from arc.console.top.store import Link
 from arc.engine.control import protocol as p
 
-from .recorded import picture, recorded, scene, snapshot, texts
+from .recorded import recorded, scene, snapshot, texts
 
 NOW = recorded().time
 
@@ -65,7 +65,9 @@ def test_the_header_says_whether_the_instruments_prove_themselves(
 
 
 def test_a_step_that_is_as_long_as_its_like_is_no_stall() -> None:
-    slow = tuple(msgspec.structs.replace(each, steps=1, step_seconds=2.0) for each in picture().samples[-60:])
+    slow = tuple(
+        msgspec.structs.replace(each, steps=1, step_seconds=2.0) for each in recorded().history.samples[-60:]
+    )
     assert alarms(samples=slow, snapshot=snapshot(step_open=9.0)) == []
     assert len(alarms(samples=slow, snapshot=snapshot(step_open=10.5))) == 1
 

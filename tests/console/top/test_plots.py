@@ -81,7 +81,9 @@ def test_columns_take_each_sample_into_the_time_it_covers() -> None:
     end = samples[-1].time
     seen = plots.columns(samples, end, 60.0, 120, lambda each: float(len(each)))
     assert None not in seen[4:] and set(seen[4:-1]) <= {1.0, 2.0}
-    total = plots.columns(samples, end, 60.0, 1, lambda each: float(sum(sample.steps for sample in each)))
+    total = plots.columns(
+        samples, end, 60.0, 1, lambda each: float(sum(sample.steps or 0 for sample in each))
+    )
     inside = [sample for sample in samples if sample.time > end - 60.0]
     assert total[0] == pytest.approx(
         sum(sample.steps for sample in inside), abs=max(s.steps for s in samples)

@@ -53,7 +53,7 @@ def test_the_picture_fills_and_follows(engine: Engine, reader: tuple[Reader, Sto
     assert store.picture.spans == p.NA("nothing was recorded yet"), "nobody looks at them"
     reading.wants_spans = 3600.0
     until(lambda: store.picture.spans == engine.engine.span_report)
-    until(lambda: store.picture.samples and store.picture.samples[-1].steps > 0)
+    until(lambda: store.picture.samples and (store.picture.samples[-1].steps or 0) > 0)
     times = [sample.time for sample in store.picture.samples]
     assert times == sorted(set(times))
 

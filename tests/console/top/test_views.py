@@ -20,12 +20,12 @@ from arc.console.top.views.sequences import Sequences, speed
 from arc.engine.control import protocol as p
 from arc.engine.flags import FlagError
 
-from .pictures import NAMES, expected_path, picture_lines
+from .pictures import NAMES, PAGE_NAMES, expected_path, picture_lines
 from .recorded import SIZES, picture, recorded, scene, snapshot, texts, widths
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *PAGE_NAMES])
 def test_the_picture_is_the_expected_one(name: str, size: tuple[int, int]) -> None:
     assert picture_lines(name, size) == expected_path(name, size).read_text(encoding="utf-8").splitlines()
 
@@ -115,7 +115,7 @@ def test_a_click_chooses_the_panel_and_enter_drills() -> None:
 
 def test_latency_past_the_last_bucket_is_not_a_number() -> None:
     bounds = picture().bounds
-    sample = msgspec.structs.replace(picture().samples[-1], buckets={"queue": {len(bounds): 3}})
+    sample = msgspec.structs.replace(recorded().history.samples[-1], buckets={"queue": {len(bounds): 3}})
     lines = texts(Overview().lines(scene(samples=(sample,)), 120, 37))
     queue = next(line for line in lines if line.startswith(" queue")).split("│")[0]
     assert queue.split() == ["queue", "NA", "NA", "NA"]

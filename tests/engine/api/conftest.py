@@ -59,6 +59,7 @@ class Served:
     port: int
     http: aiohttp.ClientSession
     openai: AsyncOpenAI
+    runner: web.AppRunner
 
     @property
     def url(self) -> str:
@@ -87,7 +88,11 @@ def template() -> ChatTemplate:
 def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
     @asynccontextmanager
     async def start(
-        engine: ScriptedEngine | None = None, *, small_buffers: bool = False, **options: Any
+        engine: ScriptedEngine | None = None,
+        *,
+        small_buffers: bool = False,
+        last_answers: float | None = None,
+        **options: Any,
     ) -> AsyncIterator[Served]:
         engine = engine or ScriptedEngine()
         app = create_app(
@@ -103,7 +108,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             }
             | options,
         )
-        runner = create_runner(app)
+        runner = create_runner(app, **({"last_answers": last_answers} if last_answers is not None else {}))
         await runner.setup()
         listener = socket.create_server(("127.0.0.1", 0))
         if small_buffers:  # so that a client which does not read is felt after kilobytes and not megabytes
@@ -115,7 +120,7 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         client = AsyncOpenAI(base_url=f"http://{host}:{port}/v1", api_key=key, max_retries=0)
         try:
             async with aiohttp.ClientSession() as http, client:
-                yield Served(engine, host, port, http, client)
+                yield Served(engine, host, port, http, client, runner)
         finally:
             await engine.stop()
             await runner.cleanup()

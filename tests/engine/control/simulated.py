@@ -26,6 +26,7 @@ from arc.engine.control.protocol import (
     DrainStarted,
     Event,
     Flushed,
+    Graphs,
     Instruments,
     MemoryPart,
     Pages,
@@ -33,7 +34,7 @@ from arc.engine.control.protocol import (
 )
 from arc.engine.control.recorder import Recorder
 from arc.engine.control.span_messages import SpanReport, Trace
-from arc.engine.core.interface import Closed, EngineInfo
+from arc.engine.core.interface import Closed, EngineInfo, KernelUse
 from arc.engine.flags import FlagError, FlagReason, Value
 from arc.engine.sequence import FinishReason, WaitReason
 from arc.engine.telemetry.records import Counters, StepRecord
@@ -62,6 +63,7 @@ class SimulatedEngine:
             name=name, model="sim-1M", model_path="carried", model_type="deepseek_v3", parameters=1_000_000,
             dtype="bfloat16", device="cpu", max_model_len=2048, vocab_size=2048, page_size=32, pages=PAGES,
             version="0.1.0", revision="0000000", pid=os.getpid(), started=time.time(), profile="default",
+            kernels=(KernelUse(operation="rope", backend="torch", refused={"triton": "the device is cpu"}),),
         )  # fmt: skip
         self.counters = Counters()
         self.counters.pages_total = self.counters.pages_free = PAGES
@@ -115,6 +117,9 @@ class SimulatedEngine:
                 self._commands.append((command, future))
                 self._wake.notify()
         return future
+
+    def graphs(self) -> Graphs:
+        return Graphs(captured=(1, 2), replays=7, plain={"prompt rows": 3}, refused={"4": "out of memory"})
 
     def spans(self, window: float) -> SpanReport | NA:
         return self.span_report

@@ -463,3 +463,51 @@ def test_stopping_ends_streams_with_a_reason_and_frees_the_name(start: Callable[
     assert events[-1] == ("bye", {"reason": "maintenance"})
     assert not running.path.exists()
     start("sim")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PATCH", "/v1/flags", {"changes": {"x" * 100_000: 1}}),
+        ("PATCH", "/v1/flags", {"changes": {"sched.max_running": "9" * 100_000}}),
+        ("PATCH", "/v1/flags", {"y" * 100_000: 1, "changes": {"sched.max_running": 1}}),
+        ("POST", "/v1/actions/mark", {"text": "a", "z" * 100_000: 1}),
+        ("GET", "/v1/snapshot?" + "q" * 5000 + "=1", None),
+        ("GET", "/v1/" + "p" * 5000, None),
+    ],
+    ids=["flag", "value", "field", "mark", "query", "path"],
+)
+def test_what_was_sent_is_not_echoed_whole(running: Running, method: str, path: str, body: Any) -> None:
+    before = running.engine.events.last
+    status, answer = running.connect().ask(method, path, body)
+    assert 400 <= status < 500
+    assert len(json.dumps(answer)) < 2000
+    _, events = running.engine.events.since(before)
+    assert all(len(event.text) < 1000 and len(json.dumps(event.data)) < 2000 for event in events)
+
+
+@pytest.mark.parametrize(
+    "number", ["1_2", "%201", "1%20", "%2B1", "0x10", "007", "%D9%A1", "nan", "-inf", ""]
+)
+def test_a_query_takes_plain_numbers_only(running: Running, number: str) -> None:
+    for path in ("/v1/events?since=", "/v1/sequences?limit=", "/v1/snapshot?window=", "/v1/history?since="):
+        status, answer = running.connect().ask("GET", path + number)
+        assert (status, answer["error"]) == (400, "bad request"), path
+    status, _ = running.connect().ask("DELETE", f"/v1/flags/sched.max_running?expect_version={number}")
+    assert status == 400
+
+
+def test_the_end_does_not_wait_for_consoles_that_do_not_read(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "_STOP_WAIT", 0.3)
+    running = start()
+    console = socket.socket(socket.AF_UNIX)
+    console.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    console.connect(str(running.path))
+    console.sendall(b"GET /v1/schema HTTP/1.1\r\nHost: arc\r\n\r\n" * 40)  # far more than the socket holds
+    until(lambda: running.server.open_connections == 1)
+    time.sleep(0.5)  # until its answers are stuck
+    running.server.stop()
+    assert any("1 consoles were cut off" in each.getMessage() for each in caplog.records)
+    console.close()

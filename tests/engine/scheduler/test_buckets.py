@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import subprocess
+import sys
 
 import pytest
 from arc.engine.scheduler.buckets import COALESCE
-from arc.engine.scheduler.pages import PageManager
-from arc.engine.scheduler.scheduler import Scheduler
-from arc.engine.scheduler.types import SchedulerConfig, Step
-from arc.engine.sequence import Request, SamplingParams, Status, WaitReason, sequence_of
+from arc.engine.scheduler.shattering import PAIRS, Shattered, decoding, simulate, step_of
+from arc.engine.scheduler.types import AdmissionPolicy
+from arc.engine.sequence import Status, WaitReason
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,23 +19,7 @@ from .toy_engine import ToyEngine
 TABLE = [(8, 8, 1, 8), (32, 8, 4, 32), (32, 32, 1, 32), (128, 32, 4, 128), (128, 128, 1, 128), (1, 1, 1, 1)]
 
 
-def step_of(scheduler: Scheduler) -> Step:
-    step = scheduler.schedule(0.0)
-    assert step is not None
-    scheduler.commit(step, [(1,) for row in step.rows if row.samples])
-    return step
-
-
-def decoding(policy: str, lengths: list[int], **flags: Any) -> Scheduler:
-    """Sequences of exactly these KV lengths, prefilled side by side, about to decode under `policy`."""
-    config = SchedulerConfig(max_running=256, max_step_tokens=10**7, prefill_chunk=10**7, prefix_cache=False)
-    scheduler = Scheduler(PageManager(sum(length // 64 + 9 for length in lengths), 64), config)
-    for i, length in enumerate(lengths):
-        params = SamplingParams(max_tokens=10**6)
-        scheduler.add(sequence_of(i, Request(id=str(i), prompt=(0,) * length, params=params)))
-    assert len(step_of(scheduler).rows) == len(lengths)
-    scheduler.configure(replace(config, admission=policy, **flags))  # pyright: ignore[reportArgumentType]
-    return scheduler
+POLICIES: tuple[AdmissionPolicy, ...] = ("bucketed", "ragged")
 
 
 @pytest.mark.parametrize(("batch", "distinct", "bucketed", "ragged"), TABLE)
@@ -47,16 +30,33 @@ def test_effective_batch_is_b_over_d_and_ragged_runs_all(
     lengths = [COALESCE * (1 + i % distinct) for i in range(batch)]
     if arrival != "dealt":
         lengths.sort(reverse=arrival == "descending")
-    for policy, expected in (("bucketed", bucketed), ("ragged", ragged)):
+    for policy, expected in zip(POLICIES, (bucketed, ragged), strict=True):
         scheduler = decoding(policy, lengths)
         effective = [step_of(scheduler).decode_rows for _ in range(4 * distinct + 3)]
         assert effective == [expected] * len(effective)
         assert scheduler.running_count == batch
 
 
+def test_the_simulation_gives_the_table_exactly() -> None:
+    """What `arc bench shattering` prints is the law that the cases above check step by step."""
+    found = [simulate(*pair) for pair in PAIRS]
+    assert {(each.sequences, each.lengths, each.bucketed, each.ragged) for each in found} == set(TABLE)
+    assert all(each.holds for each in found)
+    assert not Shattered(sequences=8, lengths=8, bucketed=2, ragged=8).holds
+
+
+def test_the_simulation_is_a_program_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from arc.engine.scheduler.shattering import main; main()"
+    command = [sys.executable, "-c", code, "--pairs", "32x8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1].split() == ["32", "8", "4", "32", "4"]
+    refused = subprocess.run([*command[:-1], "32x5"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "divisor" in refused.stderr
+
+
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
 def test_uniform_lengths_are_equal_under_both_rules(batch: int) -> None:
-    for policy in ("bucketed", "ragged"):
+    for policy in POLICIES:
         scheduler = decoding(policy, [512] * batch)
         assert [step_of(scheduler).decode_rows for _ in range(70)] == [batch] * 70
 
@@ -85,7 +85,7 @@ def test_no_bucket_starves(lengths: list[int]) -> None:
 
 
 def test_losers_that_are_preempted_give_their_pages_and_are_prefilled_again() -> None:
-    scheduler = decoding("bucketed", [100, 300, 500], bucket_losers="preempt")
+    scheduler = decoding("bucketed", [100, 300, 500], losers="preempt")
     step = step_of(scheduler)
     assert [row.seq.number for row in step.rows] == [2]
     assert {seq.number for seq in step.preempted} == {0, 1} and not step.admitted

@@ -106,7 +106,8 @@ def test_latents_go_to_their_slots_and_nowhere_else(ops, dtype, rank, rope):
     turns = torch.polar(torch.ones_like(angles), angles)
     ops.latent_write(kv, cache, slots, weight=weight, eps=1e-6, turns=turns)
     latent = before[:, :rank]
-    near(cache[slots, :rank], latent / latent.square().mean(-1, keepdim=True).sqrt() * weight, dtype)
+    rms = (latent.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    near(cache[slots, :rank], latent / rms * weight, dtype)
     pairs = torch.view_as_complex(before[:, rank:].unflatten(1, (-1, 2)).contiguous()) * turns
     near(cache[slots, rank:], torch.view_as_real(pairs).flatten(1), dtype)
     assert cache[[n for n in range(20) if n not in slots.tolist()]].abs().max() == 0

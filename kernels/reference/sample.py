@@ -1,4 +1,4 @@
-"""Filter and draw: tensors in, token ids out, with no knowledge of sequences. To move behind the seam of kernels/.
+"""Filter and draw in torch: tensors in, token ids out, with no knowledge of sequences.
 
 A row takes one of four ways, by its own parameters alone, so that it gets the same token in any batch:
 
@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..operations import GREEDY_BELOW
 from .select import blocks, first_max, index_of, rows_at_once, top_values
 
 TOP_K_BOUND = 1024  # a larger top_k goes the nucleus way
 PREFIXES = (256, 4096)  # candidates that a nucleus row tries before its whole row is sorted
-GREEDY_BELOW = 1e-5  # a temperature below it is greedy, as in vLLM: there 1e-4 of a logit is a factor of e^10
 
 
 class Way(enum.Enum):
@@ -215,3 +215,29 @@ def _id_at(logits: Tensor, values: Tensor, rank: Tensor) -> Tensor:
     """The token id at a place of the descending order, of which `values` is the beginning."""
     value = values.gather(1, rank[:, None])
     return index_of(logits, value[:, 0], rank - (values > value).sum(dim=-1))
+
+
+class TorchSample:
+    """Each way's rows together, as many at once as fit a cache."""
+
+    def plan(
+        self,
+        *,
+        temperature: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+        vocab_size: int,
+        device: torch.device,
+    ) -> tuple[Group, ...]:
+        return groups_of(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            vocab_size=vocab_size,
+            device=device,
+        )
+
+    def __call__(self, logits: Tensor, plan: tuple[Group, ...], uniform: Tensor) -> Tensor:
+        return draw(logits, plan, uniform)

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from arc.engine.sampling import draw as subject
-from arc.engine.sampling.draw import draw, groups_of
-from arc.engine.sampling.select import first_max, index_of, top_ids, top_values
 from arc.engine.sampling.uniform import stream_key, uniforms
+from arc.kernels.reference import sample as subject
+from arc.kernels.reference.sample import draw, groups_of
+from arc.kernels.reference.select import first_max, index_of, top_ids, top_values
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from .reference import Filters
+from ..engine.sampling.reference import Filters
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,1 @@
+"""`arc ab`: an A/B experiment with a live flag on the traffic that an engine serves."""

@@ -1,0 +1,104 @@
+"""Curves of a result: in the terminal in braille dots, and as a PNG."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..exits import Failure
+from ..top.lines import ascii_only, text_of
+from ..top.plots import plot, top_of
+
+_ROWS = 8
+_AXIS = 8  # cells left of a plot
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve. A None is a hole: that point was not measured."""
+
+    name: str
+    values: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """At most two curves over the same points. The first is drawn as a fill, the second as a line."""
+
+    title: str
+    x: str  # what the points are
+    points: tuple[str, ...]
+    series: tuple[Series, ...]
+    y: str = ""
+
+
+def lines(chart: Chart, width: int, *, ascii_text: bool = False) -> list[str]:
+    """The chart as text, at most `width` cells wide."""
+    per_cell = 1 if ascii_text else 2
+    cells = max(1, (width - _AXIS) // len(chart.points))
+    dots = [_stretched(each.values, cells * per_cell) for each in chart.series]
+    top = top_of(*dots)
+    drawn = plot(dots[0], dots[1] if len(dots) > 1 else None, _ROWS, top, ascii_dots=ascii_text)
+    names = "   ".join(
+        f"{how}: {each.name}" for how, each in zip(("fill", "line"), chart.series, strict=False)
+    )
+    said = [
+        f"{chart.title}   {names}",
+        *(_labelled(index, text_of(row), top) for index, row in enumerate(drawn)),
+    ]
+    said.append(" " * _AXIS + _below(chart.points, cells) + f"  {chart.x}")
+    return [ascii_only(line) if ascii_text else line for line in said]
+
+
+def _labelled(row: int, text: str, top: float) -> str:
+    label = f"{top:g}" if row == 0 else "0" if row == _ROWS - 1 else ""
+    return f"{label:>{_AXIS - 1}} {text}"
+
+
+def _below(points: Sequence[str], cells: int) -> str:
+    """The points' names, each under its place; those for which there is no room are left out."""
+    line = ""
+    for index, point in enumerate(points):
+        start = index * cells
+        if len(line) <= start:
+            line = line.ljust(start) + point + " "
+    return line.rstrip()
+
+
+def _stretched(values: Sequence[float | None], times: int) -> list[float | None]:
+    return [value for value in values for _ in range(times)]
+
+
+def require_matplotlib(path: Path) -> None:
+    """Raises Failure that names the extra where matplotlib is missing. Looks without importing: that takes a second."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Failure(
+            f"{path} needs matplotlib, which is not installed: pip install 'arc-console[bench]'; "
+            "--plot without a file draws in the terminal"
+        )
+
+
+def png(charts: Sequence[Chart], path: Path) -> None:
+    """One picture, the charts below each other. Raises Failure where matplotlib is missing or the disk refuses."""
+    require_matplotlib(path)
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # an extra
+
+    figure = Figure(figsize=(8, 3.2 * len(charts)), layout="constrained")
+    for chart, axes in zip(charts, figure.subplots(len(charts), 1, squeeze=False)[:, 0], strict=True):
+        for series in chart.series:
+            values = [math.nan if value is None else value for value in series.values]
+            axes.plot(range(len(values)), values, marker="o", markersize=3, label=series.name)
+        axes.set_xticks(range(len(chart.points)), chart.points)
+        axes.set_title(chart.title)
+        axes.set_xlabel(chart.x)
+        axes.set_ylabel(chart.y)
+        axes.set_ylim(bottom=0)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend()
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise Failure(f"{path} was not written: {error.strerror}") from None
