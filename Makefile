@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # A thread that waits must not spin: the machine is shared with the tests' own engines.
 QUIET_THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help up test lint format docs bench soak sanitize clean
+.PHONY: help up test lint format docs pictures bench soak sanitize clean
 
 help:
 	@echo "make up      set up .venv, start the engine on the model that this folder's arc.toml names, open the console"
@@ -19,6 +19,7 @@ help:
 	@echo "make soak    many requests against one engine, and what its memory does; takes about 10 minutes"
 	@echo "make sanitize  the C++ kernels' tests under the address and undefined-behaviour sanitizers; takes some minutes"
 	@echo "make docs    write docs/flags.md and docs/control-messages.md anew from the code"
+	@echo "make pictures  take the README's pictures anew, of the console over the carried model; takes two minutes"
 	@echo "make clean   remove .venv and everything that was built"
 
 up: $(VENV)/engine.stamp
@@ -39,6 +40,9 @@ format: $(VENV)/dev.stamp
 docs: $(VENV)/engine.stamp
 	$(BIN)/python -m arc.engine.flags_doc > docs/flags.md
 	$(BIN)/python -m arc.engine.control.messages_doc > docs/control-messages.md
+
+pictures: $(VENV)/dev.stamp
+	$(QUIET_THREADS) $(BIN)/python -m tests.console.readme_pictures
 
 bench: $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench

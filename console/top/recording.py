@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_type_hints
 
 import msgspec
 
@@ -103,9 +104,14 @@ class Part(_Record, frozen=True):
 
     name: str
     value: msgspec.Raw
+    na: p.NA | None = None  # in the value's place: two untagged types in one field cannot be told apart
 
     def tell(self, store: Store, now: float) -> None:
-        if self.name in _part_types():  # another version's parts are left out, as unknown fields are
+        if self.name not in _part_types():  # another version's parts are left out, as unknown fields are
+            return
+        if self.na is not None:
+            store.put(**{self.name: self.na})
+        else:
             value = msgspec.msgpack.decode(self.value, type=_part_types()[self.name])
             store.put(**{self.name: value.host() if isinstance(value, _HostPart) else value})
 
@@ -141,7 +147,12 @@ class _HostPart(msgspec.Struct, frozen=True):
 
 @cache
 def _part_types() -> dict[str, Any]:
-    return get_type_hints(Picture) | {"host": _HostPart}
+    return {name: _without_na(hint) for name, hint in get_type_hints(Picture).items()} | {"host": _HostPart}
+
+
+def _without_na(hint: Any) -> Any:
+    parts = [part for part in get_args(hint) if part is not p.NA]
+    return Union[tuple(parts)] if isinstance(hint, UnionType) else hint  # noqa: UP007  (made from a list)
 
 
 _RECORDS = Begin | Attached | Snapshot | History | Event | Gap | Lost | Part | End
@@ -174,8 +185,9 @@ class RecordingStore(Store):
 
     def put(self, **parts: Any) -> None:
         for name, value in parts.items():
+            na = value if isinstance(value, p.NA) else None
             packed = msgspec.msgpack.encode(_HostPart.of(value) if isinstance(value, Host) else value)
-            self._write(Part(name, msgspec.Raw(packed)))
+            self._write(Part(name, msgspec.Raw(packed), na))
         super().put(**parts)
 
     def attached(self, hello: p.Hello, history: p.History, events: p.Events, now: float) -> None:

@@ -185,9 +185,14 @@ class Table(Generic[R]):
         for index, wide in widths:
             column = self.columns[index]
             arrow = ("↓" if self.descending else "↑") if index == self.sorted_by else ""
-            head = column.head + arrow
             role: Role = "here" if arrow else "dim"
-            line.append(((right(head, wide) if column.is_right else left(head, wide)) + " ", role))
+            # The arrow stands in the cell between two columns: a head that fills its own moves nothing.
+            head = (
+                right(column.head, wide) + (arrow or " ")
+                if column.is_right
+                else left(column.head + arrow, wide + 1)
+            )
+            line.append((head, role))
         return fit(line, width)
 
     def _row(self, row: R, widths: list[tuple[int, int]], width: int, here: bool) -> Line:

@@ -29,6 +29,8 @@ class Allocator(View):
         if scene.picture.page is not None:
             return not_on_a_page("the allocator is not read off a metrics page", width)
         known = scene.picture.allocator
+        if known is None and scene.session.replaying:
+            return [fit([("  this file keeps nothing of the allocator", "dim")], width)]
         if known is None:
             return [fit([("  asking the engine", "dim")], width)]
         if known.now is None:

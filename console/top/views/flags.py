@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from ....engine.control import protocol as p
 from ....engine.flags import Flag, Reach, Value, parse, show
 from ... import shown
 from .. import figures
-from ..lines import Line, Piece, clip, fit, left
+from ..lines import Line, Piece, Role, clip, fit, left
 from ..scene import Scene
 from ..store import MetricsPage
 from ..table import Column, Table
@@ -146,14 +148,15 @@ class Flags(View):
         """Always the same number of lines, so that nothing jumps as the cursor moves."""
         row = self._table.chosen
         lines: list[Line] = [[("─" * width, "rule")]]
+        rows = 1 if width >= 120 else 2  # for what is a sentence
         if row is None:
-            lines += [[], [], []]
+            lines += [[]] * (1 + 2 * rows)
         else:
-            lines.append([(f"  {row.name}  ", "here"), (row.meaning, "text")])
+            lines += _wrapped(row.meaning, "text", width, rows, name=row.name)
             where = shown.plain(row.origin.where)
             facts = f"  {row.allowed} · default {show(row.default)} · {row.reach} · from {where}"
             lines.append([(facts, "dim")])
-            lines.append(_warning(row))
+            lines += _wrapped(_warning(row), "need", width, rows)
         edits = ", ".join(f"{name} {self._before(name)}→{show(value)}" for name, value in self.edits.items())
         lines.append(
             [(f"  {len(self.edits)} to apply: {edits}", "need")] if edits else [("  no edits", "dim")]
@@ -192,13 +195,21 @@ def _tail(row: Row) -> str:
     return row.name.partition(".")[2]
 
 
-def _warning(row: Row) -> Line:
-    line: Line = []
+def _warning(row: Row) -> str:
+    back = ""
     if row.until is not None and row.then is not None:
-        line.append((f"  ◐ goes back to {show(row.then)} at {shown.clock(row.until)}", "need"))
-    if row.danger:
-        line.append((f"  ▲ {row.danger}", "need"))
-    return line
+        back = f"◐ goes back to {show(row.then)} at {shown.clock(row.until)}  "
+    return back + (f"▲ {row.danger}" if row.danger else "")
+
+
+def _wrapped(text: str, role: Role, width: int, rows: int, *, name: str = "") -> list[Line]:
+    """`rows` lines, with `name` in front; what does not fit is clipped at the end of the last."""
+    head = f"{name}  " if name else ""
+    found = textwrap.wrap(text, width - 2, initial_indent="x" * len(head)) or [head]
+    found[rows - 1 :] = [" ".join(found[rows - 1 :])] if len(found) >= rows else []
+    rest: list[Line] = [[(f"  {line}", role)] for line in found[1:]]
+    lines: list[Line] = [[("  ", "text"), (head, "here"), (found[0][len(head) :], role)], *rest]
+    return lines + [[] for _ in range(rows - len(lines))]
 
 
 def _of_a_page(page: MetricsPage, width: int) -> list[Line]:

@@ -62,6 +62,7 @@ TOLD: dict[str, Told] = {
     "gap": lambda store: store.entry(p.Gap(3, 92, 94)),
     "lost": lambda store: store.lost("it went away", READ.time),
     **{name: _part(name, getattr(picture(), name)) for name in ("sequences", "flags", "memory", "spans", "allocator")},
+    "no spans": _part("spans", p.NA("profile.enabled is off")),
     "host": _part("host", picture().host),
     "card": _part("host", Host(p.NA("another container"), 1.0, 8, 5, 9, CARD)),
 }  # fmt: skip

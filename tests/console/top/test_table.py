@@ -151,3 +151,22 @@ def test_a_click_chooses_the_row_in_sight() -> None:
     assert each.place == 24
     each.click(200)
     assert each.place == 24
+
+
+def test_the_arrow_of_the_order_moves_no_head() -> None:
+    full: Table[str] = Table(
+        (
+            Column("name", 6, lambda row: (row, "text"), lambda row: row, is_right=False),
+            Column("cached", 6, lambda row: ("1", "text"), len),
+            Column("left", 4, lambda row: ("x", "text"), len, is_right=False),
+            Column("pages", 5, lambda row: ("2", "text"), len),
+        ),
+        lambda row: row,
+        text=str,
+        empty="none",
+    )
+    plain = text_of(full.lines(("a", "b"), 40, 5)[0])
+    for index in range(4):
+        full.sorted_by, full.descending = index, True
+        head = text_of(full.lines(("a", "b"), 40, 5)[0])
+        assert head.replace("↓", " ") == plain and "↓" in head
