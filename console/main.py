@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "kernels": (".commands.kernels:kernels", "Show which backend runs what; check and measure kernels."),
     "mark": (".commands.mark:mark", "Put a named line into events and charts."),
     "bench": (".commands.bench:bench", "Send load and measure, or run an experiment on an engine."),
-    "ab": (".commands.ab:ab", "Find out which of two values of a flag is better, on live traffic."),
+    "ab": (".commands.ab:ab", "Find the better of two values of a flag, on live traffic."),
     "dump": (".commands.dump:dump", "Write everything known to a file, or read a flight recording."),
 }
 

@@ -42,6 +42,7 @@ class FleetScreen(Main):
         self.tell("open an engine first: Enter")
 
     action_cancel = action_edit = action_drop = action_apply = action_undo = action_unset = _open_first
+    action_experiment = action_demo = action_trim = _open_first
     action_profile = action_mark = action_history_back = action_history_forward = _open_first
     action_view_next = action_view_previous = _open_first
 

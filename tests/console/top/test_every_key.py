@@ -118,6 +118,7 @@ EFFECTS: dict[str, tuple[tuple[Any, ...], Probe, Any]] = {
     "unset": (("5", flag("sched.max_running")), screen, "Confirm"),
     "undo": ((), told, says("changed nothing")),
     "profile": ((), screen, "Choose"),
+    "experiment": (PAUSED, screen, "Ask"),
     "trim": ((), told, says("no engine answers")),  # it asks the engine, which is not there
     "demo": ((), told, says("no demo load")),
     "export": (("2",), lambda app: len(list(Path.cwd().glob("arc-sequences-*.csv"))), lambda value: value > 0),
