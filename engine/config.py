@@ -36,6 +36,7 @@ FILE_NAME = "arc.toml"
 DEFAULT_PROFILE = "default"
 # Beside this package's folder in a checkout and in an installed wheel alike.
 SHIPPED_PROFILES = Path(__file__).resolve().parent.parent / "profiles"
+_NAMES_A_PROFILE = 'the profile is named by a first line `extends = "default"` of arc.toml'
 _TABLES = frozenset((flag.group,) for flag in FLAGS.values())
 _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _SENDABLE = re.compile(r"[!-~]+", re.ASCII)  # an API key that arrives as it was sent
@@ -426,14 +427,16 @@ class _Loader:
             if any("." in part for part in entry.path):
                 self._problem(where, f"write {entry.name} without quotes")
             elif entry.path in _TABLES:
-                if not isinstance(entry.value, dict):
+                if entry.name == "profile" and isinstance(entry.value, str):
+                    self._problem(where, _NAMES_A_PROFILE)
+                elif not isinstance(entry.value, dict):
                     self._problem(where, f"{entry.name} is a table of flags: write [{entry.name}]")
             elif isinstance(entry.value, dict) or entry.value == [{}]:
                 hint = did_you_mean(entry.name, [table[0] for table in _TABLES])
                 self._problem(where, f"there is no table [{entry.name}]{hint}")
                 unknown.append(entry.path)
             elif _names_profile(entry):
-                right = 'the profile is named by a first line `extends = "default"` of arc.toml'
+                right = _NAMES_A_PROFILE
                 self._problem(where, f"{right}, not by {entry.name}")
             else:
                 try:

@@ -71,6 +71,8 @@ class HostPool:
             return None
         if self._back:
             self._collect()
+            if not self._capturing:
+                self._settle()  # a cap that was lowered while these were in use
         block = self._block(size_class(size))
         return None if block is None else self._lend(block, size, dtype).view(shape)
 

@@ -27,7 +27,7 @@ def test_the_recorded_page_of_vllm() -> None:
     first = seen.histograms["first_token"]
     assert sum(first.counts) == 32 and len(first.counts) == len(first.bounds) + 1
     assert sum(seen.histograms["between_tokens"].counts) == 2749
-    assert seen.why["cached"] and "spec_decode" in seen.why["drafted"]
+    assert seen.why["cached"] and "spec_decode" in seen.why["draft_tokens"]
 
 
 def test_the_names_of_sglang() -> None:

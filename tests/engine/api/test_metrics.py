@@ -60,6 +60,7 @@ def busy() -> Counters:
     counters.waiting_by_reason[WaitReason.QUEUED] = 1
     counters.finished |= {FinishReason.STOP: 1, FinishReason.CANCELLED: 2, FinishReason.DISCONNECTED: 3}
     counters.prompt_tokens, counters.generation_tokens = 70, 12
+    counters.allocator.cap = 64 << 20
     for seconds in (0.0005, 0.001, 0.3, 99999.0):
         counters.time_to_first_token.observe(seconds)
     counters.inter_token.observe(0.02, times=5)

@@ -130,14 +130,14 @@ async def test_lowering_the_running_cap_drains_down_and_says_what(
     tiny: Path, tmp_path: Path, folders: Path
 ) -> None:
     async with controlled(tiny, tmp_path, sched__max_running=8) as (assembly, ask):
-        streams = [assembly.handle.submit(request(f"r{i}", [3, 4], max_tokens=150)) for i in range(12)]
+        streams = [assembly.handle.submit(request(f"r{i}", [3, 4], max_tokens=400)) for i in range(12)]
         await until(lambda: assembly.port.counters.running == 8)
         applied = await ask("PATCH", "/v1/flags", {"changes": {MAX_RUNNING: 2}})
         assert applied["drains"] and "6" in applied["drains"][0]
         shot = await ask("GET", "/v1/snapshot")
         assert shot["running"] == 8 and shot["waiting_by_reason"] == {"running cap": 4}
         ends = [(await read(stream)) for stream in streams]
-        assert all(len(tokens) == 150 and end.reason is FinishReason.LENGTH for tokens, end in ends)
+        assert all(len(tokens) == 400 and end.reason is FinishReason.LENGTH for tokens, end in ends)
         records = list(assembly.port.step_ring)
         assert max(record.admitted for record in records[-100:]) <= 2
 

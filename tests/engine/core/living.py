@@ -14,8 +14,16 @@ from arc.engine.sequence import Finish, Output, Request, SamplingParams
 
 
 def settings_for(model: Path, folder: Path, **flags: object) -> Settings:
-    """fp32 unless told otherwise, so that greedy tokens do not depend on what shares the batch."""
-    chosen = {"model.dtype": "float32", "cpu.threads": "1", "cache.page_size": "8"}
+    """fp32 unless told otherwise, so that greedy tokens do not depend on what shares the batch.
+
+    And the torch kernels: with the native ones the tiny model ends a request before a test can act while it runs.
+    """
+    chosen = {
+        "model.dtype": "float32",
+        "cpu.threads": "1",
+        "cache.page_size": "8",
+        "kernels.backend": "torch",
+    }
     chosen |= {name.replace("__", "."): str(value) for name, value in flags.items()}
     overrides = [f"model.path={model}", *(f"{name}={value}" for name, value in chosen.items())]
     return load(folder=folder, environ={}, overrides=overrides)
