@@ -6,6 +6,7 @@ A stamp beside each says what was installed; a changed recipe installs anew.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,8 @@ def _install_llama(place: Path) -> None:
     off = ("LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_WEBUI")
     options = [f"-D{name}=OFF" for name in off]
     _run("cmake", "-S", str(source), "-B", str(source / "build"), "-DCMAKE_BUILD_TYPE=Release", *options)
-    _run("cmake", "--build", str(source / "build"), "--parallel", "--target", "llama-server")
+    jobs = str(os.cpu_count() or 1)
+    _run("cmake", "--build", str(source / "build"), "--parallel", jobs, "--target", "llama-server")
 
 
 def _run(*command: str) -> None:
