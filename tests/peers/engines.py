@@ -22,11 +22,15 @@ MOST_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: the body that asks for a job, and what reads the token ids out of one event or body."""
+    """One request: the body that asks for a job, and what reads one event or body of its answer.
+
+    `count` gives how many tokens the engine says it made, where its events may leave some ids out; None: not said here.
+    """
 
     path: str
     body: Callable[[Job], dict[str, Any]]
     tokens: Callable[[dict[str, Any]], list[int]]
+    count: Callable[[dict[str, Any]], int | None] = lambda _event: None
     streams: bool = True
 
 
@@ -60,6 +64,11 @@ def _llama(job: Job) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _llama_count(event: dict[str, Any]) -> int | None:
+    """It holds back the ids of text that does not end in a whole character, and never sends those at the end."""
+    return event["tokens_predicted"] if event.get("stop") else None
+
+
 OPENAI = Asked("/v1/completions", _openai, _openai_tokens)
 
 
@@ -86,7 +95,7 @@ def _llama_server(model: Path, port: int, threads: int) -> list[str]:
     return [
         str(installs.llama_source() / "build" / "bin" / "llama-server"), "--model", str(gguf(model)),
         "--host", "127.0.0.1", "--port", str(port), "--threads", str(threads), "--threads-batch", str(threads),
-        "--parallel", str(MOST_ROWS), "--ctx-size", str(MOST_ROWS * 1024), "--no-webui",
+        "--parallel", str(MOST_ROWS), "--ctx-size", str(MOST_ROWS * LONGEST), "--no-webui",
     ]  # fmt: skip
 
 
@@ -121,7 +130,10 @@ ENGINES = {
             threads_variable="OMP_NUM_THREADS",
         ),
         Engine("vllm-mla", _vllm, OPENAI, environment=_VLLM_ENVIRONMENT, threads_variable="OMP_NUM_THREADS"),
-        Engine("llama-server", _llama_server, Asked("/completion", _llama, lambda event: event.get("tokens") or [])),
+        Engine(
+            "llama-server", _llama_server,
+            Asked("/completion", _llama, lambda event: event.get("tokens") or [], _llama_count),
+        ),
         Engine(
             "transformers", _transformers,
             Asked(
@@ -144,8 +156,8 @@ def environment(engine: Engine, threads: int, cores: tuple[int, ...]) -> dict[st
     return own
 
 
-def decode(engine: Engine, line: bytes) -> list[int]:
-    """The token ids in one line of an event stream; none in a line that carries no tokens."""
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The event in one line of an event stream; None in a line that carries none."""
     if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-        return []
-    return engine.asked.tokens(json.loads(line[6:]))
+        return None
+    return json.loads(line[6:])

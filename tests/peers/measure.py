@@ -90,9 +90,6 @@ async def _measure(engine: Engine, base: str, work: Workload) -> Sent:
     began = time.perf_counter()
     tokens = await _send(engine, base, list(work.jobs))
     seconds = time.perf_counter() - began
-    for job, row in zip(work.jobs, tokens, strict=True):
-        if len(row) != job.output:
-            raise EngineError(f"asked for {job.output} tokens and got {len(row)}")
     prefill = work.name.startswith("prefill")
     count = sum(len(job.prompt) if prefill else job.output for job in work.jobs)
     return Sent(seconds, count / seconds, tuple(tokens))
@@ -109,13 +106,20 @@ async def _send(engine: Engine, base: str, jobs: list[Job]) -> list[tuple[int, .
 async def _one(engine: Engine, session: aiohttp.ClientSession, base: str, job: Job) -> tuple[int, ...]:
     asked = engine.asked
     tokens: list[int] = []
+    count: int | None = None
     async with session.post(base + asked.path, json=asked.body(job)) as response:
         if response.status != 200:
             raise EngineError(f"HTTP {response.status}: {(await response.text())[:300]}")
         if not asked.streams:
-            return tuple(asked.tokens(await response.json()))
-        async for line in response.content:
-            tokens += decode(engine, line)
+            tokens = asked.tokens(await response.json())
+        else:
+            async for line in response.content:
+                if (event := decode(line)) is not None:
+                    tokens += asked.tokens(event)
+                    count = asked.count(event) if count is None else count
+    made = len(tokens) if count is None else count
+    if made != job.output:
+        raise EngineError(f"asked for {job.output} tokens and got {made}")
     return tuple(tokens)
 
 
