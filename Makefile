@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # A thread that waits must not spin: the machine is shared with the tests' own engines.
 QUIET_THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help up test lint format docs pictures bench soak sanitize clean
+.PHONY: help up test lint format docs pictures bench bench-peers soak sanitize clean
 
 help:
 	@echo "make up      set up .venv, start the engine on the model that this folder's arc.toml names, open the console"
@@ -16,6 +16,7 @@ help:
 	@echo "make lint    the linters and the type checker alone"
 	@echo "make format  rewrite the code in the project's format"
 	@echo "make bench   how fast this engine is on this machine; prints figures, takes about 20 minutes"
+	@echo "make bench-peers  this engine beside others, over HTTP: installs them under build/peers; takes about 2 hours"
 	@echo "make soak    many requests against one engine, and what its memory does; takes about 10 minutes"
 	@echo "make sanitize  the C++ kernels' tests under the address and undefined-behaviour sanitizers; takes some minutes"
 	@echo "make docs    write docs/flags.md and docs/control-messages.md anew from the code"
@@ -47,6 +48,9 @@ pictures: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.spans
+
+bench-peers: $(VENV)/dev.stamp
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.peers
 
 soak: $(VENV)/dev.stamp
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.bench.soak
