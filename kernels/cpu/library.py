@@ -205,9 +205,14 @@ def load() -> ctypes.CDLL | str:
     if path is None:
         return "its library was not built: there was no C++ compiler when arc was installed (g++ or clang++)"
     try:
-        library = ctypes.CDLL(str(path))
+        return _declared(ctypes.CDLL(str(path)))
     except OSError as error:
         return f"its library does not load: {error}"
+    except AttributeError as error:  # a name that it does not have
+        return f"its library is of another revision, install arc again: {error}"
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.arc_levels.restype = c_char_p
     library.arc_runs.argtypes = [c_int32]
     library.arc_pool_new.restype = c_void_p

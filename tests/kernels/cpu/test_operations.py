@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -40,6 +41,14 @@ def near(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, times: float
     assert got.shape == want.shape
     error = (got.double() - want.double()).abs().max() / want.abs().max().clamp(min=1e-30)
     assert error <= times * BOUNDS[dtype], f"{error:.2e}"
+
+
+def test_a_library_of_another_revision_is_a_refusal_with_its_reason(monkeypatch: pytest.MonkeyPatch):
+    """Sources that moved on without a new installation: any library stands for one that lacks a function."""
+    other = next(iter(sorted(Path(torch.__file__).parent.glob("lib/libc10.so"))))
+    monkeypatch.setattr(library, "library_path", lambda: other)
+    why = library.load.__wrapped__()
+    assert isinstance(why, str) and "of another revision, install arc again" in why and "arc_levels" in why
 
 
 def test_this_processor_runs_a_level_and_another_backend_is_refused_by_name() -> None:
