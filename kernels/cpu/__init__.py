@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..operations import Refusal, Target
-from . import library, operations
+from . import binding, operations
+from .binding import INT4, INT8, TYPES, Team
 from .decoder import NativeDecoder
-from .library import INT4, INT8, TYPES, Team
 from .matrix import stored
 
 
@@ -32,10 +32,10 @@ class NativeBackend:
             return Refusal(
                 f"it computes in bfloat16 and float32, not in {str(target.dtype).removeprefix('torch.')}"
             )
-        loaded = library.load()
+        loaded = binding.load()
         if isinstance(loaded, str):
             return Refusal(loaded)
-        if self._level is not None and self._level not in library.levels(loaded):
+        if self._level is not None and self._level not in binding.levels(loaded):
             return Refusal(f"this processor does not have {self._level}")
         return None
 
@@ -47,9 +47,9 @@ class NativeBackend:
 
     def _threads(self) -> Team:
         if self._team is None:
-            loaded = library.load()
+            loaded = binding.load()
             assert not isinstance(loaded, str), "asked after `available`"
-            self._team = Team(loaded, self._level or library.levels(loaded)[0])
+            self._team = Team(loaded, self._level or binding.levels(loaded)[0])
         return self._team
 
 

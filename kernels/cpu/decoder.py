@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..operations import DecoderShape, ExpertOperands, LayerOperands, Section, StepInputs
-from .library import SECTION_NAMES, STEP, TYPES, Gated, Layer, Model, Rows, Stamp, StepCall, Team
+from .binding import SECTION_NAMES, STEP, TYPES, Gated, Layer, Model, Rows, Stamp, StepCall, Team
 from .matrix import PackedGated
 from .operations import PackedExperts, RowsPlan, routing_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .library import BF16, F32, INT4, INT8, PACK, Gated, HeadMatrices, KvUp, Matrix, PackCall, Team
+from .binding import BF16, F32, INT4, INT8, PACK, Gated, HeadMatrices, KvUp, Matrix, PackCall, Team
 
 _INNER = 32  # inner columns of gate and of up that stand together in one panel
 

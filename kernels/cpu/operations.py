@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..operations import Expand, RoutingSpec
-from .library import (
+from .binding import (
     ADD_RMS_NORM,
     DECODE,
     EXPAND,

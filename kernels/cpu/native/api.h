@@ -1,4 +1,4 @@
-// What crosses the border to Python: plain structures and functions, mirrored in library.py.
+// What crosses the border to Python: plain structures and functions, mirrored in binding.py.
 //
 // Sizes as in operations.py: T tokens, R rows, h heads, H hidden, E experts, k experts a token, I an expert's inner size,
 // rank, nope, rope, v of a head, W = rank + rope. All pointers are the caller's, and nothing here keeps one.
@@ -87,7 +87,7 @@ struct Rows {
 };
 
 struct Section {
-    int32_t name; // index into SECTION_NAMES of library.py
+    int32_t name; // index into SECTION_NAMES of binding.py
     int32_t layer;
     int64_t began, ended; // ns, CLOCK_MONOTONIC
 };
@@ -243,6 +243,6 @@ void arc_pool_delete(void *pool);
 int64_t arc_workspace(int32_t operation, int32_t type, const void *call);
 int64_t arc_matrix_bytes(int32_t n, int32_t k, int32_t format);
 int64_t arc_matrix_scales(int32_t n, int32_t k, int32_t format);
-// Runs a call on up to `threads` threads. Nothing is checked: library.py does.
+// Runs a call on up to `threads` threads. Nothing is checked: binding.py does.
 void arc_run(void *pool, int32_t threads, int32_t level, int32_t type, int32_t operation, void *call);
 }

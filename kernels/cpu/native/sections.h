@@ -8,7 +8,7 @@
 
 namespace arc {
 
-// The order of SECTION_NAMES in library.py.
+// The order of SECTION_NAMES in binding.py.
 enum SectionName : int32_t {
     MLA_ATTN, KV_DOWN, NORM_ROPE, CACHE_WRITE, Q_PROJ, ABSORB, ATTEND, V_UP, O_PROJ, MOE, GATE_SECTION, DISPATCH, SHARED,
     EXPERTS_SECTION, COMBINE, DENSE_MLP

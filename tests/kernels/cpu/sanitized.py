@@ -24,8 +24,8 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 PROGRAM = """
 import sys
 from pathlib import Path
-import arc.kernels.cpu.library as library
-library.library_path = lambda: Path(sys.argv[1])
+from arc.kernels.cpu import binding
+binding.library_path = lambda: Path(sys.argv[1])
 import pytest
 sys.exit(pytest.main(sys.argv[2:]))
 """

@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from arc.kernels import KernelError, Refusal, Target, resolve
-from arc.kernels.cpu import NativeBackend, library
+from arc.kernels.cpu import NativeBackend, binding
 from arc.kernels.dispatch import OPERATIONS, KernelSet
 from arc.kernels.reference import BACKEND as TORCH
 
 CPU = torch.device("cpu")
-LOADED = library.load()
+LOADED = binding.load()
 assert not isinstance(LOADED, str), LOADED
-LEVELS = library.levels(LOADED)
+LEVELS = binding.levels(LOADED)
 DTYPES = (torch.float32, torch.bfloat16)
 # Of the largest value: sums in another order in fp32; in bf16 two roundings of 2^-9 each, and those in between.
 BOUNDS = {torch.float32: 3e-6, torch.bfloat16: 1e-2}
@@ -46,8 +46,8 @@ def near(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, times: float
 def test_a_library_of_another_revision_is_a_refusal_with_its_reason(monkeypatch: pytest.MonkeyPatch):
     """Sources that moved on without a new installation: any library stands for one that lacks a function."""
     other = next(iter(sorted(Path(torch.__file__).parent.glob("lib/libc10.so"))))
-    monkeypatch.setattr(library, "library_path", lambda: other)
-    why = library.load.__wrapped__()
+    monkeypatch.setattr(binding, "library_path", lambda: other)
+    why = binding.load.__wrapped__()
     assert isinstance(why, str) and "of another revision, install arc again" in why and "arc_levels" in why
 
 

@@ -13,7 +13,7 @@ import torch
 from arc.engine.model.deepseek import DeepseekModel
 from arc.engine.model.layer import LayerStack
 from arc.kernels import Target, resolve
-from arc.kernels.cpu import NativeBackend, library
+from arc.kernels.cpu import NativeBackend, binding
 from arc.kernels.dispatch import KernelSet
 from arc.kernels.operations import Section
 from arc.kernels.reference import BACKEND as TORCH
@@ -31,9 +31,9 @@ from tests.engine.deepseek_cases import (
     tokens_of,
 )
 
-LOADED = library.load()
+LOADED = binding.load()
 assert not isinstance(LOADED, str), LOADED
-LEVELS = library.levels(LOADED)
+LEVELS = binding.levels(LOADED)
 WIDE = Case(
     "wide", 3, heads=8, q_lora_rank=48, kv_lora_rank=64, nope=32, rope=16, v=32, hidden=96, experts=12,
     top_k=3, groups=4, top_groups=2, layers=3,
