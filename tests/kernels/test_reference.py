@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,6 +13,8 @@ from arc.kernels.reference import experts as experts_module
 from arc.kernels.reference.groups import cut
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from .oracles import Spec, prompt_attention
 
 CPU = torch.device("cpu")
 OPS = resolve("torch", Target(CPU, torch.float32))
@@ -66,18 +67,6 @@ def test_rope_turns_pairs_at_any_offset(dtype, offset, heads, tokens):
         want = torch.stack((a * cos - b * sin, b * cos + a * sin))
         assert (x[t, h, 2 * pair : 2 * pair + 2].double() - want).abs().max() <= 3 * BOUNDS[dtype]
     assert torch.equal(wide[..., :offset].double(), before[..., :offset])
-
-
-@dataclass(frozen=True)
-class Spec:
-    scoring: str = "sigmoid"
-    experts: int = 12
-    top_k: int = 3
-    groups: int = 4
-    top_groups: int = 2
-    method: str = "group_top2"
-    normalise: bool = True
-    scale: float = 2.5
 
 
 def chosen(logits: list[float], bias: list[float], spec: Spec) -> dict[int, float]:
@@ -296,15 +285,7 @@ def test_prompt_attention_of_ragged_rows(dtype, chunks):
     got = OPS.mla_prefill(
         q, paged.cache, plan, scale=scale, rank=rank, expand=lambda latents: OPS.kv_up.expand(latents, packed)
     )
-    want: list[torch.Tensor] = []
-    for (length, count), kv in zip(chunks, paged.rows, strict=True):
-        keys = torch.cat((kv[:, :rank] @ key_up.double().mT, kv[:, rank:].expand(heads, -1, -1)), dim=-1)
-        mine = q[len(want) : len(want) + count].double()
-        scores = torch.einsum("qhd,hkd->hqk", mine, keys) * scale
-        later = torch.arange(length) > torch.arange(length - count, length).unsqueeze(1)
-        values = kv[:, :rank] @ value_up.double().mT
-        want += (scores.masked_fill(later, -math.inf).softmax(-1) @ values).transpose(0, 1)
-    near(got, torch.stack(want), dtype)
+    near(got, prompt_attention(q, chunks, paged.rows, key_up, value_up, scale), dtype)
 
 
 @DTYPES

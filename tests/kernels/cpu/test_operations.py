@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,8 @@ from arc.kernels import KernelError, Refusal, Target, resolve
 from arc.kernels.cpu import NativeBackend, binding
 from arc.kernels.dispatch import OPERATIONS, KernelSet
 from arc.kernels.reference import BACKEND as TORCH
+
+from ..oracles import Spec, prompt_attention
 
 CPU = torch.device("cpu")
 LOADED = binding.load()
@@ -137,18 +138,6 @@ def test_absorbed_and_expanded_are_the_same_products(ops, dtype, rank, nope, v):
         keys, values = ops.kv_up.expand(latents, packed)
         near(keys, latents.double() @ key_up.double().mT, dtype)
         near(values, latents.double() @ value_up.double().mT, dtype)
-
-
-@dataclass(frozen=True)
-class Spec:
-    scoring: str = "sigmoid"
-    experts: int = 12
-    top_k: int = 3
-    groups: int = 4
-    top_groups: int = 2
-    method: str = "group_top2"
-    normalise: bool = True
-    scale: float = 2.5
 
 
 SPECS = [
@@ -337,15 +326,7 @@ def test_prompt_attention(ops, dtype, chunks, rank, nope, rope, v):
     got = ops.mla_prefill(
         q, paged.cache, plan, scale=scale, rank=rank, expand=lambda latents: ops.kv_up.expand(latents, packed)
     )
-    want: list[torch.Tensor] = []
-    for (length, count), kv in zip(chunks, paged.rows, strict=True):
-        keys = torch.cat((kv[:, :rank] @ key_up.double().mT, kv[:, rank:].expand(heads, -1, -1)), dim=-1)
-        mine = q[len(want) : len(want) + count].double()
-        scores = torch.einsum("qhd,hkd->hqk", mine, keys) * scale
-        later = torch.arange(length) > torch.arange(length - count, length).unsqueeze(1)
-        values = kv[:, :rank] @ value_up.double().mT
-        want += (scores.masked_fill(later, -math.inf).softmax(-1) @ values).transpose(0, 1)
-    near(got, torch.stack(want), dtype)
+    near(got, prompt_attention(q, chunks, paged.rows, key_up, value_up, scale), dtype)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,20 +11,8 @@ from arc.kernels.triton.launch import arch_of
 from arc.kernels.triton.routing import moe_dispatch
 from torch import Tensor
 
+from ...oracles import Spec
 from .common import DEVICE, DTYPES, near, offered, randn
-
-
-@dataclass(frozen=True)
-class Spec:
-    scoring: str = "sigmoid"
-    experts: int = 12
-    top_k: int = 3
-    groups: int = 4
-    top_groups: int = 2
-    method: str = "group_top2"
-    normalise: bool = True
-    scale: float = 2.5
-
 
 SPECS = [
     Spec(),
