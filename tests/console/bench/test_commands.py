@@ -199,7 +199,7 @@ def test_the_admission_experiment_runs_and_puts_everything_back(engine: Started,
     before, out = values(engine), tmp_path / "a.json"
     text = run(
         "bench", "admission", "-e", engine.socket.stem, *SMALL, "--sizes", "1,8", "--prompt", "8..160",
-        "--output", "8..12", "--rounds", "1", "--out", str(out), "--plot",
+        "--output", "8..12", "--rounds", "3", "--out", str(out), "--plot",
     ).output  # fmt: skip
     assert values(engine) == before
     written = read(out)
@@ -217,6 +217,11 @@ def test_the_admission_experiment_runs_and_puts_everything_back(engine: Started,
     assert mixed < 0.7 * ragged, (
         "mixed lengths shatter the buckets: the fingerprint does not depend on the clock"
     )
+
+
+def test_one_round_leaves_nothing_to_measure_and_is_refused(engine: Started) -> None:
+    refused = run("bench", "admission", "-e", engine.socket.stem, *SMALL, "--rounds", "1", code=2)
+    assert "--rounds" in refused.output and "x>=2" in refused.output
 
 
 def test_an_experiment_on_live_traffic_finds_a_large_effect(engine: Started) -> None:
