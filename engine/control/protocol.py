@@ -385,8 +385,8 @@ class FlagView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     unit: str
     allowed: str  # the bounds or choices, for people
-    low: float | None
-    high: float | None
+    low: int | float | None
+    high: int | float | None
     choices: tuple[str | int, ...]
     words: tuple[str, ...]
     reach: str  # live, or restart

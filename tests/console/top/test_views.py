@@ -15,7 +15,7 @@ from arc.console.top.scene import Scene
 from arc.console.top.views import panels
 from arc.console.top.views.catalogue import make_views
 from arc.console.top.views.events import Events
-from arc.console.top.views.flags import Flags, checked
+from arc.console.top.views.flags import Flags, checked, declaration
 from arc.console.top.views.overview import Overview
 from arc.console.top.views.sequences import Sequences, speed
 from arc.engine.control import protocol as p
@@ -212,6 +212,15 @@ def test_values_are_checked_as_the_engine_declares_them() -> None:
         checked(narrower, "16")
     with pytest.raises(FlagError):
         checked(row, "many")
+
+
+def test_bounds_are_told_in_the_engine_s_own_words() -> None:
+    """Off the wire: whole numbers stay whole, also those that a float would round."""
+    rows = recorded().flags.flags
+    assert {row.name: declaration(row).allowed for row in rows} == {row.name: row.allowed for row in rows}
+    row = next(row for row in rows if row.name == "sched.max_step_tokens")
+    with pytest.raises(FlagError, match="1 to 1048576 tokens"):
+        checked(row, "0")
 
 
 def test_a_time_limited_change_says_when_it_ends() -> None:
