@@ -53,7 +53,9 @@ class Palette(Provider):
         assert isinstance(app, Console)
         main = app.main
         found: list[tuple[str, str, Callable[[], Any]]] = [
-            (key.what, key.shown, partial(main.run_action, key.action)) for key in KEYS if key.id != "palette"
+            (key.explained, key.shown, partial(main.run_action, key.action))
+            for key in KEYS
+            if key.id != "palette"
         ]
         flags = app.store.picture.flags
         for member in app.members():

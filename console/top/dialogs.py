@@ -8,7 +8,7 @@ from typing import TypeVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -17,17 +17,15 @@ from ...engine.control import protocol as p
 
 T = TypeVar("T")
 
-_ESCAPE = Binding("escape", "leave", "back")
 
-
-class _Dialog(ModalScreen[T | None]):
-    BINDINGS = [_ESCAPE]  # noqa: RUF012  (Textual's own form)
+class Dialog(ModalScreen[T | None]):
+    BINDINGS = [Binding("escape", "leave", "back")]  # noqa: RUF012  (Textual's own form)
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
-class Confirm(_Dialog[bool]):
+class Confirm(Dialog[bool]):
     """Target, effect and who is affected; True for yes."""
 
     def __init__(self, title: str, lines: Sequence[str], yes: str, no: str = "Keep it") -> None:
@@ -65,7 +63,7 @@ class Leave(Confirm):
         super().__init__(f"Stop {engine} as well?", lines, "Stop it", "Leave it running")
 
 
-class Prompt(_Dialog[str]):
+class Prompt(Dialog[str]):
     """One line of text. `wrong` says what is wrong with it, or nothing."""
 
     def __init__(self, title: str, lines: Sequence[str], value: str, wrong: Callable[[str], str]) -> None:
@@ -89,7 +87,7 @@ class Prompt(_Dialog[str]):
             self.dismiss(event.value)
 
 
-class Choose(_Dialog[str]):
+class Choose(Dialog[str]):
     """One of a few."""
 
     def __init__(
@@ -114,18 +112,3 @@ class Choose(_Dialog[str]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
-
-
-class Page(_Dialog[None]):
-    """Text to read, such as the help."""
-
-    BINDINGS = [_ESCAPE, Binding("question_mark,q", "leave", "back")]  # noqa: RUF012
-
-    def __init__(self, title: str, text: Text) -> None:
-        super().__init__()
-        self._title, self._text = title, text
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog page") as box:
-            box.border_title = Text(self._title)
-            yield Static(self._text)

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -16,10 +15,10 @@ from ..exits import Failure
 from . import header
 from .canvas import Canvas
 from .changes import Changes
-from .dialogs import Page
 from .experiments import Experiments
 from .export import write
 from .filter_field import FilterField
+from .help import Help
 from .keys import BY_ID, KEYS, REPLAY_HINTS
 from .lines import Line, fit
 from .replay import Replay
@@ -234,20 +233,10 @@ class Main(Screen[None]):
         self.draw()
 
     def action_help(self) -> None:
-        self.app.push_screen(Page("Keys", self._help()))
-
-    def _help(self) -> Text:
-        text = Text()
-        for group in dict.fromkeys(key.group for key in KEYS):
-            text.append(f"{group}\n", "bold")
-            for key in KEYS:
-                if key.group == group:
-                    refused = "  (not for a viewer)" if key.changes_engine and self._owner.viewer else ""
-                    text.append(f"  {self._owner.keymap.get(key.id, key.shown):<8}", "bold")
-                    text.append(f" {key.what}{refused}\n")
-        text.append("\nEvery number is measured over the window named at the top right, which ends now or where you\n"
-                    "went back to. -- is unknown, NA cannot be had, 0 is a real zero.")  # fmt: skip
-        return text
+        owner = self._owner
+        self.app.push_screen(
+            Help(owner.keymap, owner.styles_by_role, viewer=owner.viewer, ascii_text=owner.ascii_text)
+        )
 
     def action_palette(self) -> None:
         self.app.action_command_palette()

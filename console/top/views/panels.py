@@ -221,11 +221,15 @@ def allocator(scene: Scene, width: int, height: int) -> list[Line]:
         return [[(f" {figures.UNKNOWN}", "text"), ("  nothing is known of this window", "dim")]]
     of = f" of {figures.mebibytes(counts.cap)} MiB" if counts.cap is not None else " MiB"
     line: Line = [(" held ", "dim"), (figures.mebibytes(counts.held), "text"), (of, "dim")]
-    state, role = cap_state(scene)
-    room = width >= 56
-    if counts.hits + counts.misses and (room or role != "need"):
+    if counts.hits + counts.misses:
         line.extend(hit_rate(counts))
-    return [spread(line, [(f" {state} ", role)], width) if room or role == "need" else line]
+    return [line]
+
+
+def allocator_tail(scene: Scene) -> Line:
+    """Whether the cap binds, at any width: in the head, where the numbers cannot push it out."""
+    state, role = cap_state(scene)
+    return [(f" {state} ", role)] if state else []
 
 
 def hit_rate(counts: p.AllocatorCounts) -> Line:

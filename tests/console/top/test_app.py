@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from arc.console.metrics.fetch import address
 from arc.console.top.app import Console, Options, Palette
 from arc.console.top.apply import Apply
 from arc.console.top.canvas import Canvas
-from arc.console.top.dialogs import Choose, Confirm, Page, Prompt
+from arc.console.top.dialogs import Choose, Confirm, Prompt
+from arc.console.top.help import Help
 from arc.console.top.keys import KEYS
 from arc.console.top.metrics_reader import MetricsReader
 from arc.console.top.store import Link, Picture, Store
@@ -107,16 +109,41 @@ async def test_views_by_number_tab_and_mouse() -> None:
         assert app.main.view.name == "Flags"
 
 
-async def test_help_names_every_key_and_what_it_does() -> None:
-    app = console()
-    async with app.run_test(size=(120, 60)) as pilot:
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_help_names_every_key_and_what_it_does_on_one_screen(size: tuple[int, int]) -> None:
+    app = console(keymap={"freeze": "f"})
+    async with app.run_test(size=size) as pilot:
         await press(pilot, "question_mark")
-        assert isinstance(app.screen, Page)
-        text = str(app.screen.query_one(Static).render())
+        assert isinstance(app.screen, Help)
+        canvas = app.screen.query_one(Canvas)
+        assert app.screen.query_one("VerticalScroll").max_scroll_y == 0
+        assert len(canvas.text) == canvas.size.height and {len(line) for line in canvas.text} <= {
+            canvas.size.width
+        }
+        text = "\n".join(canvas.text)
         for key in KEYS:
-            assert key.what in text and key.shown in text
+            shown = "f" if key.id == "freeze" else key.shown
+            assert re.search(
+                rf"(^|  ){re.escape(shown)} +{re.escape(key.what)}( *$|:|  )", text, re.MULTILINE
+            ), key
+        if size[0] > 80:
+            assert "expression" in text and "comes back" in text
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        assert {len(line) for line in canvas.text} <= {canvas.size.width}
         await press(pilot, "escape")
         assert app.screen is app.main
+
+
+async def test_the_help_of_a_viewer_names_no_key_that_it_may_not_use() -> None:
+    app = console(viewer=True, ascii_text=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "question_mark")
+        assert app.screen.query_one("VerticalScroll").max_scroll_y == 0
+        text = "\n".join(app.screen.query_one(Canvas).text)
+        assert (
+            "next view" in text and "viewer" in text and "Changes" not in text and "drop a mark" not in text
+        )
 
 
 async def test_the_palette_has_every_action_and_every_flag() -> None:
@@ -125,7 +152,7 @@ async def test_the_palette_has_every_action_and_every_flag() -> None:
         await press(pilot, "ctrl+p")
         assert app.screen is not app.main
         names = {what for what, _, _ in Palette(app.screen)._commands()}
-        assert names >= {key.what for key in KEYS if key.id != "palette"}
+        assert names >= {key.explained for key in KEYS if key.id != "palette"}
         assert names >= {f"flag {row.name}" for row in recorded().flags.flags}
         await press(pilot, *"sched.ord")
         await until(pilot, lambda: app.screen.query_one(OptionList).option_count == 1)
