@@ -208,7 +208,7 @@ class Console(App[None]):
     def open(self, member: Member) -> None:
         """Show one engine of the fleet alone, with everything that a console of its own would have."""
         assert self._fleet is not None
-        reader = self._fleet.source_of(member).open(self.options.hz)
+        reader = self._fleet.source_of(member).open(member, self.options.hz)
         self.opened, self.store, self._reader = member, member.store, reader
         self.main = Main(self)
         self.push_screen(self.main)
@@ -217,7 +217,7 @@ class Console(App[None]):
         """Back to the fleet; nothing where there is none."""
         if self._fleet is None or self.opened is None:
             return
-        self._fleet.source_of(self.opened).close()
+        self._fleet.source_of(self.opened).close(self.opened)
         self.opened, self.store, self._reader = None, Store(), None
         self.main = self._table
         self.pop_screen()

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,47 +25,7 @@ from textual.pilot import Pilot
 from tests.peers.make_checkpoint import TINY, write_checkpoint
 
 from .conftest import Engine
-
-ARC = [sys.executable, "-c", "from arc.console.main import main; main()"]
-
-
-class Terminal:
-    """`arc` in a pseudo-terminal of 80x24."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.output = b""
-        self.pid, self._file = pty.fork()
-        if self.pid == 0:
-            os.execve(ARC[0], [*ARC, *arguments], {**os.environ, "TERM": "xterm-256color", **environment})
-        fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-
-    def write(self, keys: str) -> None:
-        os.write(self._file, keys.encode())
-
-    def read_until(self, text: str, seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while text not in self.text:
-            assert time.monotonic() < end, self.text
-            if select.select([self._file], [], [], 0.1)[0]:
-                self.output += os.read(self._file, 65536)
-
-    @property
-    def text(self) -> str:
-        """What was written, without what only moves and colours."""
-        return re.sub(
-            r"\x1b\[[0-9;?<>=]*[a-zA-Z]|\x1b[()][A-Z0-9]", "", self.output.decode("utf-8", "replace")
-        )
-
-    def wait(self) -> int:
-        """The exit status, once what it still writes is read."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            try:
-                if select.select([self._file], [], [], 0.1)[0]:
-                    self.output += os.read(self._file, 65536)
-            except OSError:  # the other end is closed
-                break
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+from .terminal import ARC, Terminal
 
 
 def test_on_a_terminal_it_draws_takes_keys_and_leaves_it_as_it_was(engine: Engine) -> None:
