@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.style import Style
+from textual import events
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from .demo import DemoLoad
 from .dialogs import Leave
 from .engine_calls import EngineCalls
+from .filter_field import FilterField
 from .fleet import AnyReader, Fleet, Member
 from .fleet_screen import FleetScreen
 from .keys import KEYS
@@ -187,6 +189,13 @@ class Console(App[None]):
             self.recording.close()
         if self.demo:
             self.demo.stop()
+
+    def on_key(self, event: events.Key) -> None:
+        """Keys that are typed faster than the filter opens come up here, past the field: they are for it, and no
+        commands."""
+        if event.is_printable and event.character and isinstance(self.focused, FilterField):
+            event.prevent_default()
+            self.focused.insert_text_at_cursor(event.character)
 
     async def action_quit(self) -> None:
         """Of every key that quits, Textual's own Ctrl+Q among them."""

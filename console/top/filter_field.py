@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from textual import events
+from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import Input
 
@@ -13,6 +13,8 @@ from .table import Filter, parse_filter
 
 class FilterField(Input):
     """Hidden until opened. Enter keeps the filter, Esc drops it."""
+
+    BINDINGS = [Binding("escape", "drop_filter", "drop the filter", show=False)]  # noqa: RUF012  (Textual's own form)
 
     class ChangedTo(Message):
         def __init__(self, filter_: Filter | None) -> None:
@@ -32,7 +34,11 @@ class FilterField(Input):
     def open(self, filter_: Filter | None) -> None:
         self.value = filter_.text if filter_ else ""
         self.display = self.can_focus = True
-        self.focus()
+        self.screen.set_focus(self)  # at once: the next key is already on its way
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.display)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
@@ -47,12 +53,9 @@ class FilterField(Input):
         event.stop()
         self._close(self.value if self.has_class("wrong") else "")
 
-    def on_key(self, event: events.Key) -> None:
-        if event.key == "escape":
-            event.stop()
-            event.prevent_default()
-            self.post_message(self.ChangedTo(None))
-            self._close("")
+    def action_drop_filter(self) -> None:
+        self.post_message(self.ChangedTo(None))
+        self._close("")
 
     def _close(self, wrong: str) -> None:
         self.display = self.can_focus = False

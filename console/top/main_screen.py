@@ -121,7 +121,7 @@ class Main(Screen[None]):
         self._height_of("head", 2)
         self._height_of("alarms", len(alarms))
         self._canvas("alarms").show(alarms)
-        self._height_of("foot", 1)
+        self._height_of("foot", 0 if self.query_one(FilterField).is_open else 1)
         self._canvas("body").show(self.view.lines(scene, width, height - 3 - len(alarms)), faded=faded)
         self._canvas("foot").show([header.footer(self._hints(), self._note(), width)])
 
@@ -300,8 +300,8 @@ class Main(Screen[None]):
         if self.view.table is None:
             self.tell("this view has no table to filter")
             return
-        self._canvas("foot").display = False
         self.query_one(FilterField).open(self.view.filter)
+        self.draw()
 
     def on_filter_field_changed_to(self, event: FilterField.ChangedTo) -> None:
         if self.view.table:
@@ -309,7 +309,6 @@ class Main(Screen[None]):
         self.draw()
 
     def on_filter_field_closed(self, event: FilterField.Closed) -> None:
-        self._canvas("foot").display = True
         self.set_focus(None)
         if event.wrong:
             self.tell(f"/{event.wrong}/ is no regular expression", "error")

@@ -176,6 +176,19 @@ async def test_the_filter_works_while_it_is_typed() -> None:
         assert any("no regular expression" in each for each in toasts(app))
 
 
+async def test_the_filter_stands_in_the_footer_s_place() -> None:
+    """Also after the next picture: no line of the view is pushed out."""
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "2", "slash")
+        for _ in range(2):
+            app.main.draw()
+            await pilot.pause()
+            assert whole(app, (80, 24)) and not app.main.query_one("#foot").display
+        await press(pilot, "enter")
+        assert whole(app, (80, 24)) and app.main.query_one("#foot").display
+
+
 async def test_freezing_keeps_the_picture_while_collection_goes_on() -> None:
     app = console()
     async with app.run_test(size=(120, 40)) as pilot:
