@@ -6,8 +6,8 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,22 +21,30 @@ from .terminal import ARC
 
 
 class Real:
-    """One engine. `flags` as on the command line; with the torch kernels a request lasts long enough to be watched."""
+    """One engine. With the torch kernels a request lasts long enough to be watched. `broken` is a statement that the
+    engine's process begins with."""
 
-    def __init__(self, base: Path, *flags: str, name: str = "main") -> None:
+    def __init__(self, base: Path, *, name: str = "main", broken: str = "") -> None:
+        self.base = base
         if not (base / "tiny").exists():
             write_checkpoint(base / "tiny", TINY, seed=0)
-        self._base = base
-        self._command = [
-            *ARC, "serve", "--model", str(base / "tiny"), "--http.port", "0", "--control.name", name,
-            "--kernels.backend", "torch", *flags,
-        ]  # fmt: skip
+        flags = {
+            "model.path": base / "tiny",
+            "http.port": 0,
+            "control.name": name,
+            "kernels.backend": "torch",
+        }
+        serve = [*ARC, "serve"]
+        if broken:  # `arc serve` would replace the process, and the statement's effect with it
+            serve = [sys.executable, "-c", f"{broken}\nfrom arc.engine.serve import main\nmain()"]
+        self._command = [*serve, *(f"--set={flag}={value}" for flag, value in flags.items())]
         self.socket = paths.socket_path(paths.runtime_folder(), name)
         self.begin()
 
     def begin(self) -> None:
+        self._ended = False
         self.process = subprocess.Popen(
-            self._command, cwd=self._base, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._command, cwd=self.base, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert self.process.stdout is not None
         found = next(
@@ -46,6 +54,7 @@ class Real:
         self.url = found[1]
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self._ended = True
         if self.process.poll() is None:
             self.process.send_signal(how)
         self.process.wait(60)
@@ -67,10 +76,10 @@ class Real:
             while not stop.is_set():
                 try:
                     self.complete(prompt, tokens)
-                except (OSError, urllib.error.URLError):
-                    if self.process.poll() is None:
+                except OSError:
+                    if not self._ended:
                         raise
-                    return  # the test has ended the engine
+                    return
 
         threads = [threading.Thread(target=client, args=each) for each in requests]
         for thread in threads:

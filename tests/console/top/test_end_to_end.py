@@ -135,3 +135,81 @@ def test_the_effective_batch_falls_under_bucketed_admission_and_rises_again(real
         comes_to(terminal, 0.8, 1.0)
     terminal.write("q")
     assert terminal.wait() == 0 and b"Traceback" not in terminal.output
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_engine_that_comes_back_is_gone_then_restarted_and_can_be_operated(real: Real) -> None:
+    terminal = Terminal("top", size=SIZE)
+    with real.asked([(8, 400)]):
+        terminal.shows("● serving")
+        terminal.shows(lambda lines: (batch(lines) or (0, 0))[0] == 1)
+        real.end(signal.SIGKILL)
+        gone = terminal.shows("○ gone")
+        assert any("engine gone since" in line and "last picture kept" in line for line in gone)
+        assert (batch(gone) or (0, 0))[0] == 1  # the last picture stands
+        terminal.write("m")
+        terminal.shows("the engine is gone: nothing can be changed")
+    real.begin()
+    terminal.shows("▲ RESTARTED")
+    lines = terminal.shows("● serving")
+    assert not any("engine gone" in line for line in lines)
+    with real.asked([(8, 400)]):
+        terminal.shows(lambda lines: (batch(lines) or (0, 0))[0] == 1)
+        type_a_change(terminal, "sched.max_running", "7\r", "7 ◆ runtime")
+    terminal.write("q")
+    assert terminal.wait() == 0 and b"Traceback" not in terminal.output
+
+
+WEDGED = "from arc.engine.scheduler.scheduler import Scheduler; Scheduler._fits = lambda self, entry: False"
+
+
+def test_an_engine_that_admits_nobody_is_loud_with_the_reason_and_who_holds_the_pages(folder: Path) -> None:
+    """The scheduler lets the first in line in when nothing runs, so the fault has to be put into it."""
+    wedged = Real(folder, broken=WEDGED)
+    terminal = Terminal("top", size=SIZE)
+    try:
+        terminal.shows("● serving")
+        with wedged.asked([(8, 10), (30, 10)]):
+            loud = terminal.shows("▲ NOTHING RUNS, 2 wait: 2 no pages")
+            assert any("pages held by prefix cache 0, by running 0, free" in line for line in loud)
+            assert any("→ report `arc dump`" in line for line in loud)
+            terminal.write("2")
+            terminal.shows(lambda lines: sum("○ waiting no pages" in line for line in lines) == 2)
+            wedged.end(signal.SIGKILL)
+        terminal.write("q")
+        assert terminal.wait() == 0 and b"Traceback" not in terminal.output
+    finally:
+        wedged.end(signal.SIGKILL)
+
+
+def test_engines_that_start_later_join_the_fleet_and_those_that_go_stay_grey(folder: Path) -> None:
+    terminal = Terminal("top", "--all", size=SIZE)
+    terminal.shows("no engine runs here yet")
+    engines: list[Real] = []
+    try:
+        engines.append(second := Real(folder, name="second"))
+        terminal.shows("fleet of 1")
+        terminal.shows(lambda lines: any(re.search(r"second +● serving", line) for line in lines))
+        second.end(signal.SIGKILL)
+        terminal.shows(lambda lines: any(re.search(r"second +○ gone", line) for line in lines))
+        terminal.shows("● 0 answer  ○ 1 gone")
+        engines.append(first := Real(folder))
+        terminal.shows("● 1 answer  ○ 1 gone")
+        first.end()
+        terminal.shows("● 0 answer  ○ 2 gone")
+        second.begin()
+        terminal.shows(lambda lines: any(re.search(r"second +▲ restarted", line) for line in lines))
+        second.end()  # on purpose: its socket goes with it, and the row stays
+        terminal.shows(lambda lines: any(re.search(r"second +○ gone", line) for line in lines))
+        terminal.write("\x1b[B\r")  # an engine of the fleet is opened, also one that is gone
+        terminal.shows("Esc fleet")
+        terminal.shows("engine gone since")
+        terminal.write("\x1b")
+        terminal.shows("fleet of 2")
+    finally:
+        for each in engines:
+            each.end(signal.SIGKILL)
+    terminal.write("q")
+    assert terminal.wait() == 0 and b"Traceback" not in terminal.output
