@@ -81,6 +81,7 @@ class Palette(Provider):
 class Console(App[None]):
     TITLE = "arc"
     CSS_PATH = "top.tcss"
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]  # noqa: RUF012  (Textual's own form)
     COMMANDS = {Palette}  # noqa: RUF012  (Textual's own form)
 
     def __init__(

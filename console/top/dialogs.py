@@ -8,7 +8,7 @@ from typing import TypeVar
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 
 class Dialog(ModalScreen[T | None]):
+    AUTO_FOCUS = "Input, OptionList, Button"  # and not the text, which takes it only to be scrolled
     BINDINGS = [Binding("escape", "leave", "back")]  # noqa: RUF012  (Textual's own form)
 
     def action_leave(self) -> None:
@@ -35,7 +36,8 @@ class Confirm(Dialog[bool]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Text(self._title)
-            yield Static(Text("\n".join(self._lines)))
+            with VerticalScroll(classes="text"):
+                yield Static(Text("\n".join(self._lines)))
             with Horizontal(classes="buttons"):
                 yield Button(Text(self._no), id="no")
                 yield Button(Text(self._yes), id="yes", variant="error")
@@ -73,7 +75,8 @@ class Prompt(Dialog[str]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Text(self._title)
-            yield Static(Text("\n".join(self._lines)))
+            with VerticalScroll(classes="text"):
+                yield Static(Text("\n".join(self._lines)))
             field = Input(self._value, id="text", select_on_focus=True)
             field.cursor_blink = False
             yield field
@@ -101,7 +104,8 @@ class Choose(Dialog[str]):
         with Vertical(classes="dialog") as box:
             box.border_title = Text(self._title)
             if self._lines:
-                yield Static(Text("\n".join(self._lines)))
+                with VerticalScroll(classes="text"):
+                    yield Static(Text("\n".join(self._lines)))
             yield OptionList(*(Option(Text(text), id=value) for value, text in self._options))
 
     def on_mount(self) -> None:

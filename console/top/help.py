@@ -28,6 +28,7 @@ _VIEWER = "This console is a viewer: keys that change the engine are left out."
 
 
 class Help(Dialog[None]):
+    AUTO_FOCUS = "VerticalScroll"
     BINDINGS = [Binding("question_mark,q", "leave", "back")]  # noqa: RUF012  (Textual's own form)
 
     def __init__(

@@ -2,8 +2,7 @@
 
 An engine of its own is started in folders of its own. In the middle of the window the policy is changed in the console,
 so that the pictures show what it does: bucketed admission runs only rows of one length together, and the effective
-batch leaves what is admitted behind. DejaVu Sans Mono is what the lines are drawn with; a system without it takes another
-font.
+batch leaves what is admitted behind. DejaVu Sans Mono is what the lines are drawn with; without it another font.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from arc.console.top.app import Console, Options, Palette
 from arc.console.top.apply import Apply
 from arc.console.top.canvas import Canvas
 from arc.console.top.dialogs import Choose, Confirm, Prompt
+from arc.console.top.experiments import Ask
 from arc.console.top.help import Help
 from arc.console.top.keys import KEYS
 from arc.console.top.metrics_reader import MetricsReader
@@ -528,3 +529,42 @@ async def test_another_engine_is_watched_and_nothing_of_it_is_changed() -> None:
             assert any("engine gone" in line and "<html>" in line for line in lines(app, "alarms"))
             assert app.main.query_one("#body", Canvas)._faded
             assert any("running        3" in line for line in lines(app))
+
+
+# -- dialogs ----------------------------------------------------------------------------------------------------------
+
+
+def in_sight(app: Console) -> bool:
+    """Every button and field of the dialog is whole on the screen and none lies on another."""
+    shown = app.screen.query("Button, Input, Select, OptionList")
+    regions = [each.region for each in shown if each.display]
+    apart = all(not one.overlaps(other) for index, one in enumerate(regions) for other in regions[:index])
+    return bool(regions) and apart and all(app.screen.region.contains_region(each) for each in regions)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_buttons_stay_in_sight_however_much_there_is_to_say(size: tuple[int, int]) -> None:
+    app = console()
+    async with app.run_test(size=size) as pilot:
+        await press(pilot, "5")
+        for row in app.main.flags._rows:
+            if row.reach == "live":  # all of them, far more than fit
+                app.main.flags.edits[row.name] = row.value
+        await press(pilot, "a")
+        dialog = app.screen
+        assert isinstance(dialog, Apply) and in_sight(app)
+        dialog._say("\n".join(f"refusal {number}: " + "words " * 20 for number in range(12)))
+        await pilot.pause()
+        assert in_sight(app)
+        await press(pilot, "escape")
+        for row in app.main.flags._rows:
+            if row.reach == "live" and not isinstance(row.value, bool):
+                app.main.changes.choose_flag(row.name)
+                await pilot.pause()
+                assert isinstance(app.screen, (Prompt, Choose)) and in_sight(app), row.name
+                await press(pilot, "escape")
+            app.main.flags.choose(row.name)
+            if row.reach == "live":
+                await press(pilot, "b")
+                assert isinstance(app.screen, Ask) and in_sight(app), row.name
+                await press(pilot, "escape")

@@ -84,6 +84,19 @@ def test_the_newest_change_names_itself_over_the_plot() -> None:
     assert any("max_running 8→4" in line for line in texts(Overview().lines(earlier, 120, 37)))
 
 
+def test_a_change_is_named_without_its_group_unless_two_flags_are_called_so() -> None:
+    event = next(each for each in recorded().events.events if each.kind == "flags")
+    changes = {
+        "alloc.enabled": {"old": True, "new": False},
+        "admission.policy": {"old": "ragged", "new": "bucketed"},
+    }
+    seen = scene(
+        events=(msgspec.structs.replace(event, data={"changes": changes}, time=recorded().time - 30),)
+    )
+    text = "\n".join(texts(Overview().lines(seen, 200, 57)))
+    assert "alloc.enabled on→off, policy ragged→bucketed" in text
+
+
 def test_the_oldest_sequences_stand_beside_the_events_where_there_is_room() -> None:
     lines = texts(Overview().lines(scene(), 200, 57))
     start = next(index for index, line in enumerate(lines) if "Oldest sequences" in line)
