@@ -58,7 +58,7 @@ def top(
     """Watch an engine and change it while it runs. NO_COLOR is honoured; keys are remapped in arc/keys.toml."""
     sources = _named(engines, metrics)
     if not sources and not every:
-        sources = [find(None)]
+        sources.append(find(None))
     ascii_text = ascii_text or not unicode_terminal()
     alone = sources[0] if len(sources) == 1 and not every else None
     if record is not None and not isinstance(alone, Path):

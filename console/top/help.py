@@ -67,7 +67,10 @@ def _page(keymap: Mapping[str, str], width: int, *, viewer: bool, long: bool) ->
     height = max(len(column) for column, _ in columns)
     notes = [_NOTE, _VIEWER] if viewer else [_NOTE]
     below: list[Line] = [[(text, "dim")] for note in notes for text in textwrap.wrap(note, width)]
-    lines = [*beside(columns, height, [(" " * _GAP, "text")]), *([[]] if long else []), *below]
+    lines = beside(columns, height, [(" " * _GAP, "text")])
+    if long:
+        lines.append([])
+    lines += below
     return [fit(line, width) for line in lines]
 
 
@@ -99,6 +102,8 @@ def _packed(blocks: list[list[Line]]) -> list[list[Line]]:
     for column in sorted(map(sorted, chosen)):
         lines: list[Line] = []
         for index in column:
-            lines += [[], *blocks[index]] if lines else blocks[index]
+            if lines:
+                lines.append([])
+            lines += blocks[index]
         columns.append(lines)
     return columns
