@@ -84,7 +84,8 @@ def _blocks(keys: list[Key], keymap: Mapping[str, str], room: int, *, long: bool
         for key in members:
             texts = textwrap.wrap(key.explained if long else key.what, room - wide)
             block.append([(left(keymap.get(key.id, key.shown), wide), "need"), (texts[0], "text")])
-            block += [[(" " * wide, "text"), (text, "text")] for text in texts[1:]]
+            rest: list[Line] = [[(" " * wide, "text"), (text, "text")] for text in texts[1:]]
+            block += rest
         blocks.append(block)
     return blocks
 
