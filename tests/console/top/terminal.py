@@ -98,7 +98,8 @@ class Terminal:
         self.pid, self._file = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
-            os.execve(ARC[0], [*ARC, *arguments], {**os.environ, "TERM": "xterm-256color", **environment})
+            own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            os.execve(ARC[0], [*ARC, *arguments], {**own, "TERM": "xterm-256color", **environment})
 
     def write(self, keys: str) -> None:
         os.write(self._file, keys.encode())

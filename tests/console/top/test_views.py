@@ -91,7 +91,7 @@ def test_a_change_is_named_without_its_group_unless_two_flags_are_called_so() ->
         "admission.policy": {"old": "ragged", "new": "bucketed"},
     }
     seen = scene(
-        events=(msgspec.structs.replace(event, data={"changes": changes}, time=recorded().time - 30),)
+        events=(msgspec.structs.replace(event, data={"changes": changes}, time=recorded().time - 58),)
     )
     text = "\n".join(texts(Overview().lines(seen, 200, 57)))
     assert "alloc.enabled on→off, policy ragged→bucketed" in text
