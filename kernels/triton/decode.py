@@ -19,6 +19,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import latents
+from .floats import half_of_e4m3
 from .launch import Arch, dot_dtype, launch, power_of_two
 from .split import ITEM_FIELDS, ROW_FIELDS, most_items, programs_wanted, split
 
@@ -30,12 +32,16 @@ _LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 
 @triton.jit
 def mla_decode_kernel(
-    q, cache, tables, items, rows, out, lse, part_out, part_lse,
+    q, cache, rotated, scales, tables, items, rows, out, lse, part_out, part_lse,
     scale, heads, table_stride, most_pairs,
     RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
+    SLOT: tl.constexpr, ROTATED: tl.constexpr, SCALES: tl.constexpr, FP8: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """`scale` has log2(e) in it: powers of two are what the hardware has."""
+    """`scale` has log2(e) in it: powers of two are what the hardware has.
+
+    SLOT, ROTATED and SCALES: from one slot to the next, in elements of the latent part, the rope part and the scales.
+    """
     WIDTH: tl.constexpr = RANK + ROPE
     item = items + tl.program_id(1) * _ITEM
     row = tl.load(item)
@@ -69,14 +75,24 @@ def mla_decode_kernel(
         token = start + tl.arange(0, BLOCK_N)
         there = token < end
         page = tl.load(table + token // PAGE, mask=there, other=0)
-        slot = cache + (page.to(tl.int64) * PAGE + token % PAGE)[:, None] * WIDTH
+        slot = page.to(tl.int64) * PAGE + token % PAGE
         # What lies past the row is never read, so nothing that another sequence left there can come in.
-        latent = tl.load(slot + of_rank[None, :], mask=there[:, None] & in_rank[None, :], other=0.0).to(DOT)
+        inside = there[:, None] & in_rank[None, :]
+        latent = tl.load(cache + slot[:, None] * SLOT + of_rank[None, :], mask=inside, other=0)
         turned = tl.load(
-            slot + RANK + of_rope[None, :], mask=there[:, None] & in_rope[None, :], other=0.0
-        ).to(DOT)
-        score = tl.dot(q_rope, tl.trans(turned), input_precision="ieee")
-        score = tl.dot(q_latent, tl.trans(latent), score, input_precision="ieee") * scale
+            rotated + slot[:, None] * ROTATED + of_rope[None, :],
+            mask=there[:, None] & in_rope[None, :], other=0.0,
+        ).to(DOT)  # fmt: skip
+        if FP8:
+            # A token's scale stays outside the products: on its column of the scores, and on its weight.
+            own = tl.load(scales + slot * SCALES, mask=there, other=0.0) * 256.0
+            latent = half_of_e4m3(latent).to(DOT)
+            score = tl.dot(q_latent, tl.trans(latent), input_precision="ieee") * own[None, :]
+            score = tl.dot(q_rope, tl.trans(turned), score, input_precision="ieee") * scale
+        else:
+            latent = latent.to(DOT)
+            score = tl.dot(q_rope, tl.trans(turned), input_precision="ieee")
+            score = tl.dot(q_latent, tl.trans(latent), score, input_precision="ieee") * scale
         score = tl.where(there[None, :] & (token[None, :] < sees[:, None]), score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, axis=1))
         # A query of several may see nothing of this part: its maximum stays -inf, and -inf - -inf is not a number.
@@ -84,6 +100,8 @@ def mla_decode_kernel(
         weight = tl.exp2(score - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weight, axis=1)
+        if FP8:
+            weight *= own[None, :]
         acc = tl.dot(weight.to(DOT), latent, acc * shrink[:, None], input_precision="ieee")
         highest = higher
     share = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -206,12 +224,17 @@ class TritonMlaDecode:
         part_out = torch.empty(cut.parts, most_pairs, rank, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(cut.parts, most_pairs, dtype=torch.float32, device=q.device)
         block_rank = power_of_two(rank, 16)
+        fp8 = latents.in_fp8(cache)
+        rotated = latents.rope_part(cache, rank, width - rank, q.dtype)
+        scales = latents.scales(cache, rank) if fp8 else cache
         launch(
             mla_decode_kernel,
             (tiles, cut.size),
             {
                 "q": q.contiguous(),
                 "cache": cache,
+                "rotated": rotated,
+                "scales": scales,
                 "tables": plan.tables,
                 "items": cut.items,
                 "rows": cut.rows,
@@ -229,6 +252,10 @@ class TritonMlaDecode:
                 "ROPE": width - rank,
                 "BLOCK_RANK": block_rank,
                 "BLOCK_ROPE": power_of_two(width - rank, 16),
+                "SLOT": cache.stride(0),
+                "ROTATED": rotated.stride(0),
+                "SCALES": scales.stride(0),
+                "FP8": fp8,
                 "PAGE": plan.page_size,
                 "BLOCK_M": tile.pairs,
                 "BLOCK_N": tile.tokens,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from arc.kernels import Target
 from arc.kernels.reference import BACKEND as TORCH
 from arc.kernels.triton import prefill
 
-from .case_decode import Paged
+from ...oracles import Paged, prompt_attention
 from .common import DEVICE, DTYPES, near, offered, randn
 
 CASES = [  # (length, count) of each row; heads, rank, nope, rope, v
@@ -32,24 +30,17 @@ def attend(chunks, heads, rank, nope, rope, v, dtype, page_size=16):
     op, reference = offered("mla_prefill", dtype)
     up = TORCH.offer("kv_up", Target(DEVICE, dtype))
     lengths, counts = [length for length, _ in chunks], [count for _, count in chunks]
-    paged = Paged(lengths, page_size, rank + rope, dtype)
+    paged = Paged(lengths, page_size, rank, rope, dtype, device=DEVICE)
     key_up, value_up = (randn(heads, n, rank, dtype=dtype) / rank**0.5 for n in (nope, v))
     packed = up.pack(key_up, value_up)
     expand = lambda latents: up.expand(latents, packed)  # noqa: E731
     q, scale = randn(sum(counts), heads, nope + rope, dtype=dtype), (nope + rope) ** -0.5
     plan = op.plan(lengths, counts, paged.tables, page_size, heads)
     got = op(q, paged.cache, plan, scale=scale, rank=rank, expand=expand)
-    want: list[torch.Tensor] = []
-    for (length, count), kv in zip(chunks, paged.rows, strict=True):
-        keys = torch.cat((kv[:, :rank] @ key_up.double().mT, kv[:, rank:].expand(heads, -1, -1)), dim=-1)
-        mine = q[len(want) : len(want) + count].double()
-        scores = torch.einsum("qhd,hkd->hqk", mine, keys) * scale
-        later = torch.arange(length) > torch.arange(length - count, length).unsqueeze(1)
-        values = kv[:, :rank] @ value_up.double().mT
-        want += (scores.masked_fill(later.to(DEVICE), -math.inf).softmax(-1) @ values).transpose(0, 1)
+    want = prompt_attention(q, chunks, paged.rows, key_up, value_up, scale)
     plan_of = reference.plan(lengths, counts, paged.tables, page_size, heads)
     beside = reference(q, paged.cache.nan_to_num(0.0), plan_of, scale=scale, rank=rank, expand=expand)
-    return got, torch.stack(want), beside, plan
+    return got, want, beside, plan
 
 
 @DTYPES
