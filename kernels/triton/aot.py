@@ -159,6 +159,7 @@ CASES: dict[str, Case] = {
         Case("fp8 decode, 16 heads", _decode(16, BF16, "fp8")),
         Case("fp8 decode, 32 heads", _decode(32, BF16, "fp8")),
         Case("fp8 decode, 128 heads", _decode(128, BF16, "fp8")),
+        Case("fp8 decode, fp32", _decode(16, FP32, "fp8")),
         Case("fp8 prefill", _prefill(BF16, 1024, "fp8")),
         Case("prefill", _prefill(BF16, 1024)),
         Case("prefill, windows", _prefill(BF16, 20_000)),

@@ -40,7 +40,8 @@ def mla_decode_kernel(
 ):  # fmt: skip
     """`scale` has log2(e) in it: powers of two are what the hardware has.
 
-    SLOT, ROTATED and SCALES: from one slot to the next, in elements of the latent part, the rope part and the scales.
+    SLOT: from one slot to the next. In fp8, `rotated` and `scales` are the cache's other parts, and ROTATED and SCALES
+    are from one slot to the next in their elements.
     """
     WIDTH: tl.constexpr = RANK + ROPE
     item = items + tl.program_id(1) * _ITEM
@@ -75,22 +76,25 @@ def mla_decode_kernel(
         token = start + tl.arange(0, BLOCK_N)
         there = token < end
         page = tl.load(table + token // PAGE, mask=there, other=0)
-        slot = page.to(tl.int64) * PAGE + token % PAGE
+        slot = (page.to(tl.int64) * PAGE + token % PAGE)[:, None]
         # What lies past the row is never read, so nothing that another sequence left there can come in.
         inside = there[:, None] & in_rank[None, :]
-        latent = tl.load(cache + slot[:, None] * SLOT + of_rank[None, :], mask=inside, other=0)
-        turned = tl.load(
-            rotated + slot[:, None] * ROTATED + of_rope[None, :],
-            mask=there[:, None] & in_rope[None, :], other=0.0,
-        ).to(DOT)  # fmt: skip
+        inside_rope = there[:, None] & in_rope[None, :]
         if FP8:
-            # A token's scale stays outside the products: on its column of the scores, and on its weight.
-            own = tl.load(scales + slot * SCALES, mask=there, other=0.0) * 256.0
-            latent = half_of_e4m3(latent).to(DOT)
-            score = tl.dot(q_latent, tl.trans(latent), input_precision="ieee") * own[None, :]
+            bits = tl.load(cache + slot * SLOT + of_rank[None, :], mask=inside, other=0)
+            latent = half_of_e4m3(bits).to(DOT)
+            turned = tl.load(rotated + slot * ROTATED + of_rope[None, :], mask=inside_rope, other=0.0).to(DOT)
+            own = tl.load(scales + slot * SCALES, mask=there[:, None], other=0.0) * 256.0
+            own = tl.trans(
+                own
+            )  # a token's scale stays outside the products: on its scores, and on its weights
+            score = tl.dot(q_latent, tl.trans(latent), input_precision="ieee") * own
             score = tl.dot(q_rope, tl.trans(turned), score, input_precision="ieee") * scale
         else:
-            latent = latent.to(DOT)
+            latent = tl.load(cache + slot * SLOT + of_rank[None, :], mask=inside, other=0.0).to(DOT)
+            turned = tl.load(
+                cache + slot * SLOT + RANK + of_rope[None, :], mask=inside_rope, other=0.0
+            ).to(DOT)  # fmt: skip
             score = tl.dot(q_rope, tl.trans(turned), input_precision="ieee")
             score = tl.dot(q_latent, tl.trans(latent), score, input_precision="ieee") * scale
         score = tl.where(there[None, :] & (token[None, :] < sees[:, None]), score, float("-inf"))
@@ -101,7 +105,7 @@ def mla_decode_kernel(
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weight, axis=1)
         if FP8:
-            weight *= own[None, :]
+            weight *= own
         acc = tl.dot(weight.to(DOT), latent, acc * shrink[:, None], input_precision="ieee")
         highest = higher
     share = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -159,15 +163,17 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile_of(arch: Arch, dtype: torch.dtype, pairs: int) -> Tile:
+def tile_of(arch: Arch, dtype: torch.dtype, pairs: int, fp8: bool) -> Tile:
     """The largest tile that spills nowhere with rank 512 (`arc kernels aot`). Wide tiles read the cache fewer times."""
     if dtype == torch.float32:
         return Tile(16, 16, warps=4 if arch.amd else 8, stages=1)
     if arch.amd:
         return Tile(16, 32, warps=4, stages=1)
-    if pairs > 32 and arch.name == "sm_90":
+    if pairs > 32 and arch.name == "sm_90" and not fp8:
         return Tile(64, 32, warps=8, stages=2)
-    return Tile(32, 32, warps=8, stages=2) if pairs > 16 else Tile(16, 64, warps=8, stages=2)
+    if pairs > 16:
+        return Tile(32, 32, warps=8, stages=2)
+    return Tile(16, 32 if fp8 else 64, warps=8, stages=2)
 
 
 class Cut(NamedTuple):
@@ -216,7 +222,8 @@ class TritonMlaDecode:
         """The operation's result, and the log-sum-exp of the scaled scores, [Q, h] fp32."""
         queries, heads, width = q.shape
         most_pairs = max(plan.counts) * heads
-        tile = tile_of(self._arch, q.dtype, most_pairs)
+        fp8 = latents.in_fp8(cache)
+        tile = tile_of(self._arch, q.dtype, most_pairs, fp8)
         tiles = -(-most_pairs // tile.pairs)
         cut = self._cut(plan, programs_wanted(self._arch.processors, tiles), q.device)
         out = q.new_empty(queries, heads, rank)
@@ -224,8 +231,7 @@ class TritonMlaDecode:
         part_out = torch.empty(cut.parts, most_pairs, rank, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(cut.parts, most_pairs, dtype=torch.float32, device=q.device)
         block_rank = power_of_two(rank, 16)
-        fp8 = latents.in_fp8(cache)
-        rotated = latents.rope_part(cache, rank, width - rank, q.dtype)
+        rotated = latents.rope_part(cache, rank, width - rank, q.dtype) if fp8 else cache
         scales = latents.scales(cache, rank) if fp8 else cache
         launch(
             mla_decode_kernel,

@@ -27,7 +27,7 @@ class Spec:
 
 
 class Paged:
-    """Rows of random latents on shuffled pages. Every slot that no row holds is `unheld`, the null page (0) included."""
+    """Rows of random latents on shuffled pages; every slot that no row holds is poison, the null page (0) included."""
 
     def __init__(
         self,
@@ -38,18 +38,18 @@ class Paged:
         dtype: torch.dtype,
         *,
         device: torch.device = CPU,
-        unheld: float = math.nan,
+        poison: float = math.nan,
         form: str = "stored",
         tables: Tensor | None = None,
     ) -> None:
-        """`form`: as cache.latents; in fp8 a slot that no row holds has all its bits set. `tables`: another cache's."""
+        """`form`: as cache.latents; bytes in place of NaN have all their bits set. `tables`: another cache's."""
         most = -(-max(lengths) // page_size)
         pages = 1 + torch.randperm(len(lengths) * most).view(len(lengths), most)
         if tables is not None:
             pages = tables.cpu()
         width, kind = latents.slot(form, rank, rope, dtype)
         self.cache = torch.zeros(((len(lengths) * most + 1) * page_size, width), dtype=kind, device=device)
-        self.cache.fill_(unheld if form == "stored" else 0xFF)
+        self.cache.fill_(poison if form == "stored" else 0xFF if math.isnan(poison) else int(poison))
         self.rows: list[
             Tensor
         ] = []  # what each row holds, [length, rank + rope] float64, as the cache keeps it

@@ -211,7 +211,7 @@ LENGTHS = [
 def test_decode_attention_of_ragged_rows(dtype, lengths, width):
     torch.manual_seed(len(lengths))
     rank, scale = width - 8, width**-0.5
-    paged = Paged(lengths, 8, rank, 8, dtype, unheld=9.0)
+    paged = Paged(lengths, 8, rank, 8, dtype, poison=9.0)
     q = torch.randn(len(lengths), 3, width).to(dtype)
     plan = OPS.mla_decode.plan(lengths, [1] * len(lengths), paged.tables, 8, width)
     got = OPS.mla_decode(q, paged.cache, plan, scale=scale, rank=rank)
@@ -222,7 +222,7 @@ def test_decode_attention_of_ragged_rows(dtype, lengths, width):
 def test_each_draft_sees_what_comes_before_it(dtype):
     lengths, counts = [4, 17, 300, 9, 16], [4, 1, 3, 2, 5]
     heads, rank, width, scale = 3, 16, 24, 0.3
-    paged = Paged(lengths, 8, rank, width - rank, dtype, unheld=9.0)
+    paged = Paged(lengths, 8, rank, width - rank, dtype, poison=9.0)
     q = torch.randn(sum(counts), heads, width).to(dtype)
     plan = OPS.mla_decode.plan(lengths, counts, paged.tables, 8, width)
     got = OPS.mla_decode(q, paged.cache, plan, scale=scale, rank=rank)
@@ -255,7 +255,7 @@ def test_prompt_attention_of_ragged_rows(dtype, chunks):
     torch.manual_seed(len(chunks))
     heads, rank, nope, rope, v = 3, 16, 8, 8, 12
     lengths, counts = [length for length, _ in chunks], [count for _, count in chunks]
-    paged = Paged(lengths, 8, rank, rope, dtype, unheld=9.0)
+    paged = Paged(lengths, 8, rank, rope, dtype, poison=9.0)
     key_up, value_up = (torch.randn(heads, n, rank).to(dtype) / 4 for n in (nope, v))
     packed = OPS.kv_up.pack(key_up, value_up)
     q, scale = torch.randn(sum(counts), heads, nope + rope).to(dtype), 0.3

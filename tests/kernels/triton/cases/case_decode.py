@@ -42,6 +42,32 @@ def test_ragged_rows(dtype, lengths, counts, heads, rank, rope):
     near(got, reference(q, clean, plan, scale=scale, rank=rank), dtype, factor=2)
 
 
+FP8 = [CASES[n] for n in (1, 4, 7)]
+
+
+@DTYPES
+@pytest.mark.parametrize(("lengths", "counts", "heads", "rank", "rope"), FP8, ids=str)
+def test_latents_in_fp8(dtype, lengths, counts, heads, rank, rope):
+    op, reference = offered("mla_decode", dtype)
+    paged = Paged(lengths, 16, rank, rope, dtype, device=DEVICE, form="fp8")
+    q = randn(sum(counts), heads, rank + rope, dtype=dtype)
+    scale = (rank + rope) ** -0.5
+    want, sums = decode_attention(q, paged.rows, counts, scale, rank)
+    got, lse = op.attend(
+        q, paged.cache, op.plan(lengths, counts, paged.tables, 16, rank + rope), scale=scale, rank=rank
+    )
+    near(got, want, dtype)  # nothing is lost beside what the cache does not keep
+    assert (lse.double() - sums).abs().max() <= (1e-5 if dtype == torch.float32 else 2e-2)
+    held = torch.zeros(len(paged.cache), dtype=torch.bool, device=DEVICE)
+    for table, length in zip(paged.tables, lengths, strict=True):
+        place = torch.arange(length, device=DEVICE)
+        held[table[place // 16] * 16 + place % 16] = True
+    clean = paged.cache.clone()
+    clean[~held] = 0
+    plan = reference.plan(lengths, counts, paged.tables, 16, rank + rope)
+    near(got, reference(q, clean, plan, scale=scale, rank=rank), dtype, factor=3)
+
+
 @pytest.mark.parametrize("page_size", [1, 8, 64, 128])
 def test_any_page_size(page_size):
     op, _ = offered("mla_decode", torch.float32)
@@ -102,11 +128,12 @@ def test_large_scores_do_not_overflow():
     near(got, decode_attention(q, paged.rows, [1, 1], 1.0, 16)[0], torch.float32, factor=20)
 
 
-def test_a_row_that_is_not_finite_spoils_itself_alone():
+@pytest.mark.parametrize("form", ["stored", "fp8"])
+def test_a_row_that_is_not_finite_spoils_itself_alone(form):
     op, _ = offered("mla_decode", torch.float32)
     lengths = [600, 30, 700]
-    paged = Paged(lengths, 16, 16, 8, torch.float32, device=DEVICE)
-    paged.cache[paged.tables[1, 0] * 16 + 3] = float("nan")
+    paged = Paged(lengths, 16, 16, 8, torch.float32, device=DEVICE, form=form)
+    paged.cache[paged.tables[1, 0] * 16 + 3] = float("nan") if form == "stored" else 0xFF
     got = op(
         randn(3, 2, 24), paged.cache, op.plan(lengths, [1, 1, 1], paged.tables, 16, 24), scale=0.2, rank=16
     )

@@ -26,11 +26,11 @@ CASES = [  # (length, count) of each row; heads, rank, nope, rope, v
 ]
 
 
-def attend(chunks, heads, rank, nope, rope, v, dtype, page_size=16):
+def attend(chunks, heads, rank, nope, rope, v, dtype, page_size=16, form="stored"):
     op, reference = offered("mla_prefill", dtype)
     up = TORCH.offer("kv_up", Target(DEVICE, dtype))
     lengths, counts = [length for length, _ in chunks], [count for _, count in chunks]
-    paged = Paged(lengths, page_size, rank, rope, dtype, device=DEVICE)
+    paged = Paged(lengths, page_size, rank, rope, dtype, device=DEVICE, form=form)
     key_up, value_up = (randn(heads, n, rank, dtype=dtype) / rank**0.5 for n in (nope, v))
     packed = up.pack(key_up, value_up)
     expand = lambda latents: up.expand(latents, packed)  # noqa: E731
@@ -39,7 +39,8 @@ def attend(chunks, heads, rank, nope, rope, v, dtype, page_size=16):
     got = op(q, paged.cache, plan, scale=scale, rank=rank, expand=expand)
     want = prompt_attention(q, chunks, paged.rows, key_up, value_up, scale)
     plan_of = reference.plan(lengths, counts, paged.tables, page_size, heads)
-    beside = reference(q, paged.cache.nan_to_num(0.0), plan_of, scale=scale, rank=rank, expand=expand)
+    clean = paged.cache.nan_to_num(0.0) if form == "stored" else paged.cache
+    beside = reference(q, clean, plan_of, scale=scale, rank=rank, expand=expand)
     return got, want, beside, plan
 
 
@@ -51,6 +52,13 @@ def test_prompt_chunks(dtype, chunks, heads, rank, nope, rope, v):
     assert len(plan.windows) == 1
     near(got, want, dtype, factor=2)
     near(got, beside, dtype, factor=4)
+
+
+@DTYPES
+@pytest.mark.parametrize(("chunks", "heads", "rank", "nope", "rope", "v"), CASES[1:3], ids=str)
+def test_prompt_chunks_over_latents_in_fp8(dtype, chunks, heads, rank, nope, rope, v):
+    got, want, _, _ = attend(chunks, heads, rank, nope, rope, v, dtype, form="fp8")
+    near(got, want, dtype, factor=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
