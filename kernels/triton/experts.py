@@ -83,7 +83,10 @@ def moe_gate_up_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[pair] = silu(x gate^T) * (x up^T) for a block of pairs of one expert and a block of its N = I columns."""
-    expert, pair, column = _share(order, expert_of_block, blocks, N, BLOCK_M, BLOCK_N)
+    share = _share(order, expert_of_block, blocks, N, BLOCK_M, BLOCK_N)
+    expert = share[0]
+    pair = share[1]
+    column = share[2]
     if expert < 0:
         return
     mine = pair < pairs
@@ -110,7 +113,10 @@ def moe_down_kernel(
     DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[pair] = (active[pair] down^T) * the pair's routing weight, which is 1 for a shared expert."""
-    expert, pair, column = _share(order, expert_of_block, blocks, N, BLOCK_M, BLOCK_N)
+    share = _share(order, expert_of_block, blocks, N, BLOCK_M, BLOCK_N)
+    expert = share[0]
+    pair = share[1]
+    column = share[2]
     if expert < 0:
         return
     mine = pair < pairs

@@ -43,7 +43,8 @@ def test_experts_are_exact_for_the_weights_they_keep(form, dtype, shared, tokens
     parts = [*own]
     if extra is not None:
         parts += zip(extra[0].split(inner, 1), extra[1].split(inner, 1), strict=True)
-    kept = [tuple(dequantise(quantise(each, form), form, each.shape[-1]) for each in part) for part in parts]
+    keep = lambda each: dequantise(quantise(each, form), form, each.shape[-1])  # noqa: E731
+    kept = [(keep(gate_up), keep(down)) for gate_up, down in parts]
     want = torch.zeros(tokens, hidden, dtype=torch.float64)
     for expert, part in enumerate(kept):
         share = (weights.double() * (indices == expert)).sum(-1, keepdim=True) if expert < experts else 1.0

@@ -9,6 +9,7 @@ import triton.language as tl
 from arc.kernels import latents
 from arc.kernels.triton.floats import e4m3_of, half_of_e4m3
 from arc.kernels.triton.latents import latent_read
+from arc.kernels.triton.launch import launch
 
 from .common import DEVICE, DTYPES, near, offered, randn
 
@@ -111,7 +112,7 @@ def test_values_become_the_codes_that_torch_gives_them():
     values = torch.nn.functional.pad(values, (0, -len(values) % 256)).to(DEVICE)
     codes = torch.empty(len(values), dtype=torch.uint8, device=DEVICE)
     back = torch.empty_like(values)
-    codes_kernel[(len(values) // 256,)](values, codes, back, N=256)
+    launch(codes_kernel, (len(values) // 256,), {"values": values, "codes": codes, "back": back}, {"N": 256})
     want = values.to(torch.float8_e4m3fn)
     assert torch.equal(codes, want.view(torch.uint8))
     assert torch.equal(back, want.float())
