@@ -219,12 +219,14 @@ class MlaDecode(Protocol):
 class Replayable(Protocol):
     """Decode attention whose plan can be filled anew in place, so that one captured graph serves many steps."""
 
-    def fixed_plan(self, rows: int, pages: int, page_size: int, device: torch.device) -> Plan:
-        """A plan of that many rows of one query, of up to `pages` pages each. It has to be filled before it is used."""
+    def fixed_plan(self, rows: int, queries: int, pages: int, page_size: int, device: torch.device) -> Plan:
+        """A plan of up to so many rows, of up to `queries` queries and `pages` pages each. It is to be filled before it
+        is used.
+        """
         ...
 
-    def refill(self, plan: Plan, lengths: Sequence[int], block_tables: Tensor) -> None:
-        """Lay out a step in the plan's own memory: lengths of all its rows; block_tables [R, P], P at most `pages`."""
+    def refill(self, plan: Plan, lengths: Sequence[int], counts: Sequence[int], block_tables: Tensor) -> None:
+        """Lay out a step's rows in the plan's own memory, as `plan` has them; block_tables may have further rows."""
         ...
 
 

@@ -277,6 +277,7 @@ def _graphs(
         layout.paged,
         kernels,
         most=settings.get_int("sched.max_running"),
+        depth=settings.get_int("spec.depth"),
         pages=-(-sized.max_model_len // page_size),
         null_page=sized.pages,
     )

@@ -193,9 +193,8 @@ class DecodePlan:
     counts: Sequence[int]
     tables: Tensor  # [R, P] int64
     page_size: int
-    fixed: bool = (
-        False  # cuts have the most items that any lengths can need, so that launches are always the same
-    )
+    queries: int  # most of a row
+    fixed: bool = False  # launches are always the same: as many rows and items as any step can need
     cuts: dict[int, Cut] = field(default_factory=dict)  # by programs wanted
 
 
@@ -211,7 +210,7 @@ class TritonMlaDecode:
         page_size: int,
         width: int,
     ) -> DecodePlan:
-        return DecodePlan(lengths, counts, block_tables.contiguous(), page_size)
+        return DecodePlan(lengths, counts, block_tables.contiguous(), page_size, max(counts))
 
     def __call__(self, q: Tensor, cache: Tensor, plan: DecodePlan, *, scale: float, rank: int) -> Tensor:
         return self.attend(q, cache, plan, scale=scale, rank=rank)[0]
@@ -221,7 +220,7 @@ class TritonMlaDecode:
     ) -> tuple[Tensor, Tensor]:
         """The operation's result, and the log-sum-exp of the scaled scores, [Q, h] fp32."""
         queries, heads, width = q.shape
-        most_pairs = max(plan.counts) * heads
+        most_pairs = plan.queries * heads
         fp8 = latents.in_fp8(cache)
         tile = tile_of(self._arch, q.dtype, most_pairs, fp8)
         tiles = -(-most_pairs // tile.pairs)
@@ -273,7 +272,7 @@ class TritonMlaDecode:
         if cut.parts:
             launch(
                 mla_combine_kernel,
-                (most_pairs, len(plan.lengths)),
+                (most_pairs, len(plan.tables)),
                 {
                     "part_out": part_out,
                     "part_lse": part_lse,
@@ -287,13 +286,17 @@ class TritonMlaDecode:
             )
         return out, lse
 
-    def fixed_plan(self, rows: int, pages: int, page_size: int, device: torch.device) -> DecodePlan:
+    def fixed_plan(
+        self, rows: int, queries: int, pages: int, page_size: int, device: torch.device
+    ) -> DecodePlan:
         tables = torch.zeros(rows, pages, dtype=torch.int64, device=device)
-        return DecodePlan([1] * rows, [1] * rows, tables, page_size, fixed=True)
+        return DecodePlan([1] * rows, [1] * rows, tables, page_size, queries, fixed=True)
 
-    def refill(self, plan: DecodePlan, lengths: Sequence[int], block_tables: Tensor) -> None:
-        plan.lengths = lengths
-        plan.tables[:, : block_tables.shape[1]].copy_(block_tables)
+    def refill(
+        self, plan: DecodePlan, lengths: Sequence[int], counts: Sequence[int], block_tables: Tensor
+    ) -> None:
+        plan.lengths, plan.counts = lengths, counts
+        plan.tables[: len(block_tables), : block_tables.shape[1]].copy_(block_tables)
         for wanted, cut in plan.cuts.items():
             numbers = _numbers(plan, wanted)[0]
             fresh = _to_device(numbers, cut.items.device)
@@ -306,7 +309,7 @@ class TritonMlaDecode:
         if known is None:
             numbers, count, parts = _numbers(plan, wanted)
             items, rows = _to_device(numbers, device).split(
-                (count * ITEM_FIELDS, len(plan.lengths) * ROW_FIELDS)
+                (count * ITEM_FIELDS, len(plan.tables) * ROW_FIELDS)
             )
             known = plan.cuts[wanted] = Cut(items, rows, count, parts)
         return known
@@ -315,12 +318,13 @@ class TritonMlaDecode:
 def _numbers(plan: DecodePlan, wanted: int) -> tuple[NDArray[np.int32], int, int]:
     """A split's items and rows, one after the other for one copy to the device; how many items, and how many parts."""
     cut = split(plan.lengths, plan.counts, wanted)
-    items, parts = cut.items, cut.parts
+    items, rows, parts = cut.items, cut.rows, cut.parts
     if plan.fixed:
-        parts = most_items(len(plan.lengths), wanted)
-        # An item that begins at its end has nothing to do.
+        parts = most_items(len(plan.tables), wanted)
+        # An item that begins at its end has nothing to do, nor has a row without parts.
         items = np.concatenate((items, np.zeros((parts - len(items), ITEM_FIELDS), dtype=np.int32)))
-    return np.concatenate((items.ravel(), cut.rows.ravel())), len(items), parts
+        rows = np.concatenate((rows, np.zeros((len(plan.tables) - len(rows), ROW_FIELDS), dtype=np.int32)))
+    return np.concatenate((items.ravel(), rows.ravel())), len(items), parts
 
 
 def _to_device(numbers: NDArray[np.int32], device: torch.device) -> Tensor:

@@ -92,12 +92,14 @@ async def test_a_cached_prefix_changes_no_token(tmp_path: Path) -> None:
 async def test_preempted_and_cancelled_rows_and_drafts_lose_no_page(tmp_path: Path, backend: str) -> None:
     """Under auto the native kernels run all but what reads latents."""
     rng = random.Random(5)
-    flags = {"cache.page_cap": 40, "spec.depth": 2, "cache.latents": "fp8", "kernels.backend": backend}
+    flags = {"cache.page_cap": 56, "spec.depth": 2, "cache.latents": "fp8", "kernels.backend": backend}
     async with engine(
         CARRIED, tmp_path, **{name.replace(".", "__"): value for name, value in flags.items()}
     ) as it:
         asked = {
-            f"r{n}": request(f"r{n}", [rng.randrange(300, 2000) for _ in range(1 + 9 * n)], max_tokens=130 + n)
+            f"r{n}": request(
+                f"r{n}", [rng.randrange(300, 2000) for _ in range(20 + 9 * n)], max_tokens=220 + n
+            )
             for n in range(6)
         }
         streams = {name: it.handle.submit(each) for name, each in asked.items()}

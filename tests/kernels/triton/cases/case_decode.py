@@ -106,16 +106,16 @@ def test_one_plan_serves_every_layer():
 def test_a_fixed_plan_serves_one_step_after_another():
     """As a captured graph has it: the same memory and the same launches, whatever the lengths."""
     op, _ = offered("mla_decode", torch.float32)
-    plan = op.fixed_plan(3, 40, 16, DEVICE)
+    plan = op.fixed_plan(3, 2, 40, 16, DEVICE)
     launched: set[tuple[int, int, int]] = set()
-    for lengths in ([1, 1, 1], [600, 3, 17], [40, 640, 300], [2, 1, 600]):
+    for lengths, counts in (([1, 1, 1], [1, 1, 1]), ([600, 3], [2, 2]), ([40, 640, 300], [1, 2, 1])):
         paged = Paged(lengths, 16, 16, 8, torch.float32, device=DEVICE)
-        op.refill(plan, lengths, paged.tables)
-        q = randn(3, 2, 24)
+        op.refill(plan, lengths, counts, paged.tables)
+        q = randn(6, 2, 24)  # the last of them belong to no row, and their results to nobody
         got, lse = op.attend(q, paged.cache, plan, scale=0.2, rank=16)
-        want, sums = decode_attention(q, paged.rows, [1, 1, 1], 0.2, 16)
-        near(got, want, torch.float32)
-        near(lse, sums, torch.float32)
+        want, sums = decode_attention(q, paged.rows, counts, 0.2, 16)
+        near(got[: len(want)], want, torch.float32)
+        near(lse[: len(want)], sums, torch.float32)
         launched |= {(cut.size, cut.parts, cut.items.data_ptr()) for cut in plan.cuts.values()}
     assert len(launched) == 1
 
