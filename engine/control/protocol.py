@@ -444,8 +444,8 @@ class Graphs(msgspec.Struct, frozen=True, kw_only=True):
     plain: dict[str, int]  # steps that were no replay, by reason
     refused: dict[str, str]  # a size ("4 rows", "4 rows of 3 queries") -> why it could not be captured
     verifying: dict[
-        int, tuple[int, ...]
-    ] = {}  # most queries of a row, drafts included -> numbers of such rows
+        str, tuple[int, ...]
+    ] = {}  # most queries of a row, with its drafts -> numbers of such rows
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):

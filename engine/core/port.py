@@ -167,7 +167,7 @@ class EnginePort:
             replays=sum(self._graphs.replays.copy().values()),
             plain=dict(self._graphs.plain.copy()),
             refused={str(size): reason for size, reason in self._graphs.refused.items()},
-            verifying={queries: rows for queries, rows in self._graphs.captured.items() if queries > 1},
+            verifying={str(queries): rows for queries, rows in self._graphs.captured.items() if queries > 1},
         )
 
     def spans(self, window: float) -> SpanReport | NA:

@@ -125,7 +125,7 @@ class SimulatedEngine:
             replays=7,
             plain={"prompt rows": 3},
             refused={"4 rows": "out of memory"},
-            verifying={3: (1, 2)},
+            verifying={"3": (1, 2)},
         )
 
     def spans(self, window: float) -> SpanReport | NA:
