@@ -78,6 +78,18 @@ def test_any_page_size(page_size):
     near(got, decode_attention(q, paged.rows, [1, 1, 1], 0.2, 16)[0], torch.float32)
 
 
+def test_rows_of_1_and_of_131072_tokens_in_one_launch():
+    op, _ = offered("mla_decode", torch.float16)
+    lengths = [1, 131_072, 65]
+    paged = Paged(lengths, 64, 16, 8, torch.float16, device=DEVICE)
+    q = randn(3, 1, 24, dtype=torch.float16) * 2
+    plan = op.plan(lengths, [1, 1, 1], paged.tables, 64, 24)
+    got, lse = op.attend(q, paged.cache, plan, scale=0.3, rank=16)
+    want, sums = decode_attention(q, paged.rows, [1, 1, 1], 0.3, 16)
+    near(got, want, torch.float16, factor=2)
+    near(lse, sums, torch.float16)
+
+
 def test_however_it_is_cut_the_result_is_the_same():
     lengths, counts = [900, 70, 257], [1, 2, 1]
     paged = Paged(lengths, 32, 16, 8, torch.float32, device=DEVICE)
