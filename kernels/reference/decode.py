@@ -102,6 +102,8 @@ class TorchMlaDecode:
             # Whole pages and the whole width, part of it in vain: a slice of a batch would be copied first, transposed
             # and element by element, which takes several times as long as the product.
             kv = torch.index_select(paged, 0, pages, out=take((len(pages), paged.shape[1]), cache.dtype))
+            if latents.in_fp8(cache):
+                self._buffers.bypass()
             kv = latents.values(kv.view(-1, cache.shape[1]), rank, width - rank, q.dtype).view(
                 rows, -1, width
             )

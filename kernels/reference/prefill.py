@@ -92,6 +92,8 @@ class TorchMlaPrefill:
                 paged, 0, group.pages, out=take((len(group.pages), paged.shape[1]), cache.dtype)
             )
             kv = contiguous(pages.view(rows, -1, width)[:, :length], buffers).view(-1, width)
+            if latents.in_fp8(cache):
+                buffers.bypass()
             key_nope, value = expand(latents.latent_part(kv, rank, q.dtype))
             rope = head_dim - key_nope.shape[-1]
             turned = latents.rope_part(kv, rank, rope, q.dtype).expand(heads, -1, -1)
