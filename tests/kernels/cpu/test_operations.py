@@ -53,6 +53,7 @@ def test_a_library_of_another_revision_is_a_refusal_with_its_reason(monkeypatch:
 
 
 def test_the_fastest_level_comes_first_which_on_intel_is_not_the_dot_product() -> None:
+    assert not isinstance(LOADED, str)
     built = LOADED.arc_levels().decode().split()
     assert sorted(LEVELS) == sorted(name for number, name in enumerate(built) if LOADED.arc_runs(number))
     fastest = next(name for name in built if name in LEVELS)
