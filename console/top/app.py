@@ -196,7 +196,7 @@ class Console(App[None]):
         commands."""
         if event.is_printable and event.character and isinstance(self.focused, FilterField):
             event.prevent_default()
-            self.focused.insert_text_at_cursor(event.character)
+            self.focused.take(event.character)
 
     async def action_quit(self) -> None:
         """Of every key that quits, Textual's own Ctrl+Q among them."""

@@ -27,14 +27,21 @@ class FilterField(Input):
             self.wrong = wrong  # what was written and is no regular expression
 
     def __init__(self) -> None:
-        super().__init__(id="filter", placeholder="regular expression; ! in front shows the rest")
+        super().__init__(
+            id="filter", placeholder="regular expression; ! in front shows the rest", select_on_focus=False
+        )
         self.cursor_blink = False
         self.can_focus = False  # a hidden field must not take the focus
 
     def open(self, filter_: Filter | None) -> None:
         self.value = filter_.text if filter_ else ""
         self.display = self.can_focus = True
-        self.screen.set_focus(self)  # at once: the next key is already on its way
+        self.select_all()  # here, and not when the focus has come: keys that were typed meanwhile would go with it
+        self.screen.set_focus(self)
+
+    def take(self, letter: str) -> None:
+        """A key that was typed before the field had the focus."""
+        self.replace(letter, *self.selection)
 
     @property
     def is_open(self) -> bool:

@@ -16,12 +16,14 @@ from arc.console.top.apply import Apply
 from arc.console.top.canvas import Canvas
 from arc.console.top.dialogs import Choose, Confirm, Prompt
 from arc.console.top.experiments import Ask
+from arc.console.top.filter_field import FilterField
 from arc.console.top.help import Help
 from arc.console.top.keys import KEYS
 from arc.console.top.metrics_reader import MetricsReader
 from arc.console.top.store import Link, Picture, Store
 from arc.console.top.themes import THEMES
 from arc.engine.control import protocol as p
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Select, Static
 
@@ -175,6 +177,22 @@ async def test_the_filter_works_while_it_is_typed() -> None:
         assert sum("●" in line for line in lines(app)) > 0
         await press(pilot, "slash", "(", "enter")
         assert any("no regular expression" in each for each in toasts(app))
+
+
+@pytest.mark.parametrize("before", ["", "waiting"])
+async def test_keys_typed_ahead_of_the_filter_are_all_in_it_and_no_commands(before: str) -> None:
+    app = console()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await press(pilot, "2")
+        if before:
+            await press(pilot, "slash", *before, "enter")
+        for key in "/", *"^cmpl-am1":  # as a paste brings them: none waits for the one before
+            app.post_message(events.Key("slash" if key == "/" else key, key))
+        field = app.main.query_one(FilterField)
+        await until(pilot, lambda: field.value == "^cmpl-am1")
+        await press(pilot, "enter")
+        assert app.screen is app.main and app.main.view.name == "Sequences" and toasts(app) == []
+        assert app.main.view.filter is not None and app.main.view.filter.text == "^cmpl-am1"
 
 
 async def test_the_filter_stands_in_the_footer_s_place() -> None:
