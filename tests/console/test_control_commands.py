@@ -761,3 +761,33 @@ def test_every_command_has_help() -> None:
     for name, command in arc.commands.items():
         output = run(name, "--help").output
         assert "Usage: arc" in output and command.short_help
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("set", "\udcff=1"),
+        ("set", "sched.max_running=\udcff"),
+        ("cancel", "\udcff"),
+        ("unset", "\udcff"),
+        ("unset", "a b"),
+        ("unset", "a?b"),
+        ("unset", "sched.paused%"),
+        ("get", "\udcff"),
+        ("mark", "\udcff"),
+        ("mark", "  "),
+        ("set", "sched.max_running=8", "--why", "\udcff"),
+        ("set", "sched.max_running=8", "--why", "two\nlines"),
+    ],
+)
+def test_a_command_line_that_is_no_text_is_one_error_and_changes_nothing(
+    running: Running, arguments: tuple[str, ...]
+) -> None:
+    wire = running.connect()
+    before = wire.get("/v1/flags")["version"]
+    result = CliRunner().invoke(arc, arguments, prog_name="arc")
+    assert result.exit_code in (1, 2, 4), result.output
+    assert result.output.count("Error: ") == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "went away" not in result.output
+    assert wire.get("/v1/flags")["version"] == before
