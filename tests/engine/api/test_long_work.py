@@ -100,7 +100,7 @@ def test_large_texts_are_tokenized_one_after_the_other() -> None:
             return [1]
 
     async def main() -> None:
-        reader = PromptReader(cast(Any, Slow()), None, 2)
+        reader = PromptReader(cast("Any", Slow()), None, 2)
         half = "a" * (MOST_TEXT // 2)
         await asyncio.gather(*(reader.completion(text, True) for text in (half, half + "a", half, half)))
 
