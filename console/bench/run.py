@@ -252,17 +252,19 @@ def finish(
     plot: str | None,
     picture: Path | None,
 ) -> None:
-    """Print, draw and write. The file comes first: nothing of a long run is lost to a closed pipe."""
-    if out is not None:
-        write(out, result)
-    if as_json:
-        print_json(msgspec.json.encode(result))
-    else:
-        for line in text:
-            click.echo(line)
-        for chart in drawn if plot is not None else ():
-            for line in ["", *lines(chart, shown.width())]:
+    """Print, draw and write. The file comes first: no long run is lost to a closed pipe, nor to a full disk."""
+    try:
+        if out is not None:
+            write(out, result)
+    finally:
+        if as_json:
+            print_json(msgspec.json.encode(result))
+        else:
+            for line in text:
                 click.echo(line)
+            for chart in drawn if plot is not None else ():
+                for line in ["", *lines(chart, shown.width())]:
+                    click.echo(line)
     if picture is not None:
         png(drawn, picture)
     for path in filter(None, (out, picture)):

@@ -173,13 +173,15 @@ def said(progress: Progress) -> str:
 
 def _finish(report: Report, out: Path | None, as_json: bool) -> None:
     raw = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    if out is not None:
-        write_whole(out, raw + b"\n")
-    if as_json:
-        print_json(raw)
-    else:
-        for line in lines(report):
-            click.echo(line)
+    try:
+        if out is not None:
+            write_whole(out, raw + b"\n")
+    finally:  # a disk that is full by now does not cost the report
+        if as_json:
+            print_json(raw)
+        else:
+            for line in lines(report):
+                click.echo(line)
     if out is not None:
         click.echo(f"written: {out}", err=True)
     if report.restored is False or (
