@@ -706,6 +706,17 @@ def test_dump_writes_everything_known(
     assert json.loads(run("dump", "--json").output)["hello"]["name"] == "sim"
 
 
+def test_a_post_mortem_of_an_engine_that_lives_does_not_say_that_it_ended(folders: Path) -> None:
+    info = msgspec.structs.replace(SimulatedEngine("main").info, pid=os.getpid(), started=time.time())
+    recorder = Recorder(paths.private_folder(paths.state_folder()) / "main.rec", info, {})
+    recorder.closed(step(29, 4))
+    recorder.opened(30, 4)
+    output = run("dump", "--post-mortem").output
+    assert "still lives: this is a picture of now" in output
+    assert "step 30 was under way with 4 rows" in output
+    assert "ended" not in output
+
+
 def test_a_post_mortem_says_what_the_last_step_was_doing(folders: Path, tmp_path: Path) -> None:
     info = msgspec.structs.replace(SimulatedEngine("main").info, pid=2**22 + 1)  # a pid that cannot be
     path = paths.private_folder(paths.state_folder()) / "main.rec"
