@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def test_the_walk_finds_the_parameters() -> None:
     assert {"top --hz", "bench run --rate", "ab --alpha", "bench admission --tolerance"} <= set(_NUMBERS)
     assert {"ab --out", "profile --out", "bench run --out", "bench spec --out"} <= set(_OUT)
     assert {"set --why", "drain --why"} <= set(_WHY)
+
+
+def test_the_page_says_which_commands_print_json() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "operations.md").read_text().split())
+    without = re.search(r"All but (.*?) take `--json`", page)
+    assert without is not None
+    said = {name.removeprefix("arc ") for name in re.findall(r"`(.*?)`", without[1])}
+    assert said == {name for name in COMMANDS if f"{name} --json" not in _PARAMETERS}
 
 
 @pytest.mark.parametrize("name", _NUMBERS)
