@@ -244,7 +244,8 @@ _DECLARED: tuple[Flag, ...] = (
     ),
     Flag(
         "cpu.threads", "int", "auto",
-        "threads that compute on the CPU; auto leaves one of this process's cores to the API and the control socket",
+        "threads that compute on the CPU; auto is one for each of this process's cores with the C++ kernels, whose "
+        "threads do not wait for each other; without them it leaves one core to the API and the control socket",
         RESTART, unit="threads", low=1, high=1024, words=("auto",),
     ),
     # the instruments

@@ -109,10 +109,6 @@ def assemble(
     Raises CheckpointError or WeightError for a folder that cannot be served, CapacityError when the memory does not
     hold what the settings ask for, KernelError or ValueError for a device or a backend that is not there.
     """
-    # A core that serves HTTP is a busy core, and beside one a second OpenMP thread slows each operation down: over HTTP
-    # on two cores, one thread gave 1.4 to 1.8 times the tokens of two (docs/performance.md).
-    threads = settings.get_int_or_none("cpu.threads")
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
     folder = model_folder(settings.get_str("model.path"))
     config = read_config(folder)
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
@@ -121,6 +117,7 @@ def assemble(
     target = Target(device, dtype, settings.get_str("kernels.weights"), allocator)
     kernels = resolve(settings.get_str("kernels.backend"), target)
     log.info("kernels: %s", _who_runs_what(kernels))
+    torch.set_num_threads(settings.get_int_or_none("cpu.threads") or _threads_of(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     dense: DenseCache | None = None
     if settings.get_str("cache.layout") == "dense":
@@ -321,6 +318,16 @@ def _timed_device(device: torch.device) -> CudaDevice | NA:
     if device.type == "cuda":
         return CudaDevice(device)
     return NA(f"{device.type} has no stream apart from the host")
+
+
+def _threads_of(kernels: KernelSet) -> int:
+    """cpu.threads = auto. A core that serves HTTP is a busy core. torch's OpenMP threads wait there for each other:
+    over HTTP on two cores, one gave 1.4 to 1.8 times the tokens of two. Those of the C++ kernels take what work there
+    is: two gave 1.2 to 2.1 times the tokens of one, and as many beside another process (docs/performance.md).
+    """
+    cores = len(os.sched_getaffinity(0))
+    native = any(line.backend == "native" for line in kernels.table())
+    return cores if native else max(1, cores - 1)
 
 
 def _who_runs_what(kernels: KernelSet) -> str:

@@ -1,4 +1,4 @@
-"""Every operation in C++ for the processor: bf16 and fp32 models, on the best instruction set that is here.
+"""Every operation in C++ for the processor: bf16 and fp32 models, on the fastest instruction set that is here.
 
 The library is an optional part of the installation (native/, built by setuptools); docs/kernels-cpu.md says how it
 works.
@@ -17,7 +17,7 @@ from .matrix import stored
 
 
 class NativeBackend:
-    """`level`: an instruction set by name; None: the best one that this processor has."""
+    """`level`: an instruction set by name; None: the fastest one on this processor."""
 
     name = "native"
 

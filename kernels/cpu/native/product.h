@@ -23,17 +23,16 @@ struct Tiles {
 struct ReadFloats {
     static constexpr int STEP = 1;
     typedef float Value;
-    static void read(const float *from, Floats *values) { values[0] = load(from); }
+    static Floats read(const float *from, int) { return load(from); }
 };
 
 struct ReadPairs {
     static constexpr int STEP = 2;
     typedef uint32_t Value;
-    static void read(const uint32_t *from, Floats *values) {
+    static Floats read(const uint32_t *from, int s) {
         Words both;
         std::memcpy(&both, from, sizeof both);
-        values[0] = (Floats)(both << 16);
-        values[1] = (Floats)(both & 0xffff0000u);
+        return (Floats)(s == 0 ? both << 16 : both & 0xffff0000u);
     }
 };
 
@@ -48,12 +47,12 @@ inline void block(const float *const *a, int k, const typename B::Value *b, int6
     const float *rows[R];
     for (int r = 0; r < R; ++r) rows[r] = a[r];
     for (int i = 0; i < k; i += B::STEP, b += stride) {
-        Floats values[V][B::STEP];
-        for (int v = 0; v < V; ++v) B::read(b + v * LANES, values[v]);
         for (int s = 0; s < B::STEP; ++s) {
+            Floats values[V];
+            for (int v = 0; v < V; ++v) values[v] = B::read(b + v * LANES, s);
             for (int r = 0; r < R; ++r) {
                 Floats x = splat(rows[r][(i + s) * A_STEP]);
-                for (int v = 0; v < V; ++v) sums[r][v] += x * values[v][s];
+                for (int v = 0; v < V; ++v) sums[r][v] += x * values[v];
             }
         }
     }

@@ -52,6 +52,16 @@ def test_a_library_of_another_revision_is_a_refusal_with_its_reason(monkeypatch:
     assert isinstance(why, str) and "of another revision, install arc again" in why and "arc_levels" in why
 
 
+def test_the_fastest_level_comes_first_which_on_intel_is_not_the_dot_product() -> None:
+    assert not isinstance(LOADED, str)
+    built = LOADED.arc_levels().decode().split()
+    assert sorted(LEVELS) == sorted(name for number, name in enumerate(built) if LOADED.arc_runs(number))
+    fastest = next(name for name in built if name in LEVELS)
+    if fastest == "avx512_bf16" and "GenuineIntel" in Path("/proc/cpuinfo").read_text():
+        fastest = "avx512"
+    assert LEVELS[0] == fastest
+
+
 def test_this_processor_runs_a_level_and_another_backend_is_refused_by_name() -> None:
     assert LEVELS[-1] == "plain"
     refusal = NativeBackend().available(Target(torch.device("cuda"), torch.bfloat16))
