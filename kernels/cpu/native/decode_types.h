@@ -29,10 +29,6 @@ struct Pages {
     int size;
 };
 
-// Asks for a stretch of memory that is read soon, without waiting: into the second cache, since the first one is full of what
-// is read now.
-inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
-
 // What is known of a group's columns after some tokens: the largest score, the sum of weights, the weighted sum of latents.
 // Columns are padded to GROUP in `most` and `sums`, and to 8 in `out`.
 struct Partial {
