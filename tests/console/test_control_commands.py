@@ -199,12 +199,6 @@ def test_set_without_an_equals_sign_shows_how(folders: Path, arguments: list[str
     assert right in " ".join(run("set", *arguments, code=2).output.split())
 
 
-def test_the_commands_without_json_are_documented() -> None:
-    text = " ".join((Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8").split())
-    without = [name for name in arc.commands if "--json" not in run(name, "--help").output]
-    assert f"All but {', '.join(f'`arc {name}`' for name in without)} take `--json`" in text
-
-
 def test_several_engines_must_be_told_apart(start: Callable[..., Running]) -> None:
     start("one")
     start("two")
