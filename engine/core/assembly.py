@@ -22,7 +22,7 @@ from ..folder import CheckpointError, model_folder
 from ..memory.allocator import Allocator
 from ..memory.governor import CacheGovernor, TorchCuda
 from ..memory.pool import HostPool
-from ..model.cache import LatentCache, bytes_per_page
+from ..model.cache import LatentCache, bytes_per_page, slot_of
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.config import ModelConfig
 from ..model.deepseek import DeepseekModel
@@ -114,7 +114,8 @@ def assemble(
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
     counters = Counters()
     allocator = _allocator(counters.allocator, device)
-    target = Target(device, dtype, settings.get_str("kernels.weights"), allocator)
+    latents = settings.get_str("cache.latents")
+    target = Target(device, dtype, settings.get_str("kernels.weights"), allocator, latents)
     kernels = resolve(settings.get_str("kernels.backend"), target)
     log.info("kernels: %s", _who_runs_what(kernels))
     torch.set_num_threads(settings.get_int_or_none("cpu.threads") or _threads_of(kernels))
@@ -132,7 +133,7 @@ def assemble(
     sized = capacity.plan(
         free=capacity.free_memory(device),
         on_card=device.type == "cuda",
-        page_bytes=bytes_per_page(config, page_size, dtype, predicts),
+        page_bytes=bytes_per_page(config, page_size, dtype, predicts, latents),
         page_size=page_size,
         memory_mib=settings.get_int_or_none("cache.memory_mib"),
         max_running=settings.get_int("sched.max_running"),
@@ -142,7 +143,7 @@ def assemble(
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
     layout: Layout
     if dense is None:
-        layout = _paged(config, sized.pages, page_size, dtype, device, predicts)
+        layout = _paged(config, sized.pages, page_size, slot_of(config, dtype, latents), device, predicts)
     else:
         counters.copies = dense.done
         layout = DenseLayout(
@@ -212,12 +213,12 @@ def _paged(
     config: ModelConfig,
     pages: int,
     page_size: int,
-    dtype: torch.dtype,
+    slot: tuple[int, torch.dtype],
     device: torch.device,
     predicts: bool,
 ) -> PagedLayout:
     """`pages` for sequences, and the null page."""
-    width = config.latent_width
+    width, dtype = slot
     cache = LatentCache(
         config.layers, pages + 1, page_size, width, dtype=dtype, device=device, prediction=predicts
     )
@@ -275,6 +276,7 @@ def _graphs(
         layout.paged,
         kernels,
         most=settings.get_int("sched.max_running"),
+        depth=settings.get_int("spec.depth"),
         pages=-(-sized.max_model_len // page_size),
         null_page=sized.pages,
     )

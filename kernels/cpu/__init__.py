@@ -43,6 +43,10 @@ class NativeBackend:
         kind = _OPERATIONS.get(operation)
         if kind is None:
             return Refusal(f"it has no {operation}")
+        if target.latents != "stored" and operation in _READ_LATENTS:
+            return Refusal(f"it keeps latents as stored, not in {target.latents}")
+        if target.weights == "fp8" and operation == "moe_experts":
+            return Refusal("it keeps weights as stored, in int8 or in int4, not in fp8")
         return kind(self._threads(), _form(operation, target))
 
     def _threads(self) -> Team:
@@ -63,6 +67,8 @@ def _form(operation: str, target: Target) -> int:
         case _:
             return stored(target.dtype)
 
+
+_READ_LATENTS = ("latent_write", "mla_decode", "mla_prefill", "decoder")
 
 _OPERATIONS: dict[str, Callable[[Team, int], Any]] = {
     "rms_norm": operations.NativeRmsNorm,
