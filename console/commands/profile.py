@@ -15,6 +15,7 @@ from ..client import Client, connect
 from ..engine_option import engine_option
 from ..exits import Failure
 from ..files import write_whole
+from ..parameters import FiniteRange, NewFile
 from ..span_compare import Pair, differences, pairs, read_report
 from ..span_tree import build_line, proof_line
 from ..trace_events import document
@@ -27,10 +28,8 @@ _SLACK = 30.0  # seconds that the engine may take to come to a step border and p
 
 @click.command()
 @engine_option
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1, 600), help="How long.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file: Chrome's trace event format."
-)
+@click.option("--seconds", default=10.0, show_default=True, type=FiniteRange(0.1, 600), help="How long.")
+@click.option("--out", type=NewFile(), help="The file: Chrome's trace event format.")
 @click.option(
     "--detail", default="op", show_default=True, type=click.Choice(_DETAILS), help="How deep spans go."
 )

@@ -13,6 +13,7 @@ from ..client import answers, find
 from ..engine_option import engines_option
 from ..exits import Exit
 from ..metrics.fetch import Address, address
+from ..parameters import FiniteRange
 from ..top_options import ascii_option, require_terminal, theme_option, unicode_terminal, view_option
 
 
@@ -20,9 +21,7 @@ from ..top_options import ascii_option, require_terminal, theme_option, unicode_
 @engines_option
 @view_option
 @click.option("--read-only", is_flag=True, help="Give up the right to change the engine.")
-@click.option(
-    "--hz", default=4.0, show_default=True, type=click.FloatRange(0.2, 20), help="Pictures a second."
-)
+@click.option("--hz", default=4.0, show_default=True, type=FiniteRange(0.2, 20), help="Pictures a second.")
 @theme_option
 @ascii_option
 @click.option("--record", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
