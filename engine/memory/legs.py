@@ -6,7 +6,6 @@ It runs as a process of its own (`python -m arc.engine.memory.legs SPEC`), so th
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import resource
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import environment
 from ..config import load
 from ..core.assembly import Assembly, assemble
 from ..sequence import Request, SamplingParams
@@ -175,7 +175,7 @@ async def _whole(spec: Spec) -> Leg:
 
 
 def main() -> None:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment.prepare()
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_whole(spec))))
 
