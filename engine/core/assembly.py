@@ -26,7 +26,7 @@ from ..model.cache import LatentCache, bytes_per_page
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.config import ModelConfig
 from ..model.deepseek import DeepseekModel
-from ..model.dense import DenseCache, DenseMlaDecode
+from ..model.dense import COPIES, DenseCache, DenseMlaDecode
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
 from ..model.prediction import has_prediction
@@ -145,6 +145,9 @@ def assemble(
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
     layout: Layout
     if dense is None:
+        counters.copies = dict.fromkeys(
+            COPIES, 0
+        )  # a page stays where it is: there is nothing to put together
         layout = _paged(config, sized.pages, page_size, dtype, device, predicts)
     else:
         counters.copies = dense.done

@@ -17,6 +17,7 @@ import msgspec
 
 from .. import environment
 from ..config import load
+from ..control.span_messages import Build
 from ..core.assembly import Assembly, assemble
 from ..sequence import Request, SamplingParams
 
@@ -65,6 +66,7 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
     """What one leg did. Memory in bytes; None where the leg has no pool."""
 
     name: str
+    build: Build  # with the leg's own flags
     tokens: int  # generated
     prompt_tokens: int
     seconds: float
@@ -143,6 +145,7 @@ async def run(spec: Spec, assembly: Assembly) -> Leg:
     is_on = spec.enabled
     return Leg(
         name=spec.name,
+        build=assembly.port.build(),
         tokens=done,
         prompt_tokens=sum(len(request.prompt) for request in requests),
         seconds=seconds,
