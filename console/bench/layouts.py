@@ -95,8 +95,7 @@ class Rates:
 @options.out_options
 def layouts(
     *, model: str | None, rows: int, requests: int, prompt: Lengths, output: Lengths, vocab: int, repeats: int,
-    seed: int,
-    out: Path | None, as_json: bool, plot: str | None,
+    seed: int, out: Path | None, as_json: bool, plot: str | None,
 ) -> None:  # fmt: skip
     """Start an engine for each layout in turn and send it the same mixed work; copies a token are counted."""
     picture = options.checked_plot(plot)
@@ -133,8 +132,8 @@ def layouts(
         kind="layouts", created=now(), client=provenance.client(), server=servers["paged"], cells=tuple(cells),
         notes=tuple(said),
         command={
-            "model": model, "rows": rows, "requests": requests, "prompt": str(prompt), "output": str(output), "vocab": vocab,
-            "repeats": repeats, "seed": seed,
+            "model": model, "rows": rows, "requests": requests, "prompt": str(prompt), "output": str(output),
+            "vocab": vocab, "repeats": repeats, "seed": seed,
         },
     )  # fmt: skip
     spreads = [spread_of(cell.passes, "output_tok_s") for cell in cells]

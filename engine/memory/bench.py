@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -189,6 +190,15 @@ def _cap(run: Leg) -> str:
 
 
 def main() -> None:
+    # As Ctrl-C: the leg under way is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        _main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="arc bench allocator", description=__doc__)
     parser.add_argument("--model", default="carried", help="a model's folder")
     parser.add_argument("--rows", type=int, default=32, help="sequences at a time")
