@@ -54,7 +54,8 @@ def leg(spec: Spec) -> Leg:
     """Run one leg in a process of its own."""
     command = [sys.executable, "-m", "arc.engine.memory.legs", msgspec.json.encode(spec).decode()]
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(spec.work.threads)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False)
+    # In a group of its own: Ctrl-C is the bench's, which then ends its leg.
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False, process_group=0)
     if done.returncode:
         raise LegFailed(f"leg {spec.name} ended with exit code {done.returncode}")
     return msgspec.json.decode(done.stdout, type=Leg)
@@ -232,7 +233,7 @@ def _main() -> None:
     except LegFailed as failed:
         sys.exit(str(failed))
     report = Report(
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         cores=len(os.sched_getaffinity(0)),
         work=work,
         legs=tuple(ran),

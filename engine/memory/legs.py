@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
-import signal
 import sys
 import tempfile
 import time
@@ -181,10 +180,7 @@ async def _whole(spec: Spec) -> Leg:
 def main() -> None:
     environment.prepare()
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
-    try:
-        sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_whole(spec))))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # on a terminal, Ctrl-C goes to the bench and to this leg
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_whole(spec))))
 
 
 if __name__ == "__main__":
