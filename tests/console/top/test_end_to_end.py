@@ -52,8 +52,12 @@ class Terminal:
         end = time.monotonic() + seconds
         while text not in self.text:
             assert time.monotonic() < end, self.text
-            if select.select([self._file], [], [], 0.1)[0]:
-                self.output += os.read(self._file, 65536)
+            self.read_more()
+
+    def read_more(self) -> None:
+        """What is there, or comes within a moment."""
+        if select.select([self._file], [], [], 0.1)[0]:
+            self.output += os.read(self._file, 65536)
 
     @property
     def text(self) -> str:
@@ -67,8 +71,7 @@ class Terminal:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             try:
-                if select.select([self._file], [], [], 0.1)[0]:
-                    self.output += os.read(self._file, 65536)
+                self.read_more()
             except OSError:  # the other end is closed
                 break
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
