@@ -42,6 +42,9 @@ class Terminal:
         self.output = b""
         self.pid, self._file = pty.fork()
         if self.pid == 0:
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # a shell's background job, as this may be, ignores it
             os.execve(ARC[0], [*ARC, *arguments], {**os.environ, "TERM": "xterm-256color", **environment})
         fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
 
