@@ -198,6 +198,12 @@ _DECLARED: tuple[Flag, ...] = (
         RESTART, choices=("paged", "dense"),
     ),
     Flag(
+        "cache.latents", "choice", "stored",
+        "how the cache keeps latents: stored, in model.dtype; fp8, the latent part in 8-bit floats with a scale a "
+        "token, for about 1.75 times the tokens in the same memory (docs/kernels.md says what it costs in accuracy)",
+        RESTART, choices=("stored", "fp8"),
+    ),
+    Flag(
         "cache.dead_prefix", "choice", "mask",
         "in the dense layout, what lies before a shorter row's first token is masked, or stripped off: then every step "
         "puts the batch together and takes it apart again",
@@ -238,13 +244,15 @@ _DECLARED: tuple[Flag, ...] = (
     ),
     Flag(
         "kernels.weights", "choice", "stored",
-        "how weights are kept, where a backend can: stored, in model.dtype; int8; int4 for the MLPs and int8 for the "
-        "rest (docs/kernels-cpu.md says what each costs in accuracy)",
-        RESTART, choices=("stored", "int8", "int4"),
+        "how weights are kept, where a backend can: stored, in model.dtype; int8; int4, the experts', and on the CPU "
+        "those of the other MLPs too and the rest in int8; fp8, the experts' (docs/kernels-cpu.md and docs/kernels.md "
+        "say what each costs in accuracy)",
+        RESTART, choices=("stored", "int8", "int4", "fp8"),
     ),
     Flag(
         "cpu.threads", "int", "auto",
-        "threads that compute on the CPU; auto leaves one of this process's cores to the API and the control socket",
+        "threads that compute on the CPU; auto is one for each of this process's cores with the C++ kernels, whose "
+        "threads do not wait for each other; without them it leaves one core to the API and the control socket",
         RESTART, unit="threads", low=1, high=1024, words=("auto",),
     ),
     # the instruments
@@ -461,4 +469,10 @@ def check_together(values: Mapping[str, Value]) -> list[FlagError]:
             "cache.prefix is on but cache.layout is dense: its rows share no prefix; set cache.prefix = off"
         )
         errors.append(FlagError("cache.prefix", FlagReason.CONFLICT, message, related=("cache.layout",)))
+    if values["cache.layout"] == "dense" and values["cache.latents"] != "stored":
+        message = (
+            f"cache.latents is {values['cache.latents']} but cache.layout is dense, which keeps them as stored; "
+            "set cache.latents = stored"
+        )
+        errors.append(FlagError("cache.latents", FlagReason.CONFLICT, message, related=("cache.layout",)))
     return errors

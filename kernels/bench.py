@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from . import latents
 from .dispatch import KernelError, KernelSet, resolve
 from .operations import Target
 
@@ -50,17 +51,17 @@ class Rates:
     matrix: float  # operations a second, bf16
 
 
-def decode_work(lengths: list[int], heads: int, itemsize: int) -> Work:
-    """The latents once, the queries in and the results out; scores over the whole width, values over the rank."""
+def decode_work(lengths: list[int], heads: int, slot: int, itemsize: int) -> Work:
+    """The slots of `slot` bytes once, queries in and results out; scores over the whole width, values over the rank."""
     tokens, rows = sum(lengths), len(lengths)
-    moved = (tokens * WIDTH + rows * heads * (WIDTH + RANK)) * itemsize
+    moved = tokens * slot + rows * heads * (WIDTH + RANK) * itemsize
     return Work(moved, 2.0 * tokens * heads * (WIDTH + RANK))
 
 
-def experts_work(tokens: int, used: int, choices: int, itemsize: int) -> Work:
-    """The weights of `used` experts once, the tokens in and out; three products a (token, choice)."""
-    weights = used * 3 * HIDDEN * INNER
-    return Work((weights + 2 * tokens * HIDDEN) * itemsize, 2.0 * tokens * choices * 3 * HIDDEN * INNER)
+def experts_work(tokens: int, used: int, choices: int, weight: float, itemsize: int) -> Work:
+    """The weights of `used` experts once, `weight` bytes each, tokens in and out; three products a (token, choice)."""
+    weights = used * 3 * HIDDEN * INNER * weight
+    return Work(weights + 2 * tokens * HIDDEN * itemsize, 2.0 * tokens * choices * 3 * HIDDEN * INNER)
 
 
 def norm_work(tokens: int, itemsize: int) -> Work:
@@ -81,25 +82,37 @@ def unmeasurable() -> str | None:
 class Case:
     name: str
     build: Callable[[KernelSet, torch.device], tuple[Callable[[], Any], Work]]
+    weights: str = "stored"
+    latents: str = "stored"
 
 
-def _decode(lengths: list[int], heads: int) -> Case:
+def _decode(lengths: list[int], heads: int, form: str = "stored") -> Case:
     def build(kernels: KernelSet, device: torch.device) -> tuple[Callable[[], Any], Work]:
         most = -(-max(lengths) // PAGE)
         tables = torch.randperm(len(lengths) * most, device=device).view(len(lengths), most)
-        cache = torch.randn(len(lengths) * most * PAGE, WIDTH, device=device, dtype=torch.bfloat16)
+        values = torch.randn(len(lengths) * most * PAGE, WIDTH, device=device, dtype=torch.bfloat16)
+        width, dtype = latents.slot(form, RANK, ROPE, torch.bfloat16)
+        cache = values
+        if form != "stored":
+            cache = torch.zeros(len(values), width, device=device, dtype=dtype)
+            slots = torch.arange(len(values), device=device)
+            latents.write(cache, slots, values[:, :RANK].float(), values[:, RANK:])
         q = torch.randn(len(lengths), heads, WIDTH, device=device, dtype=torch.bfloat16)
         plan = kernels.mla_decode.plan(lengths, [1] * len(lengths), tables, PAGE, WIDTH)
         run = lambda: kernels.mla_decode(q, cache, plan, scale=0.07, rank=RANK)  # noqa: E731
-        return run, decode_work(lengths, heads, 2)
+        return run, decode_work(lengths, heads, width * dtype.itemsize, 2)
 
     shape = (
         f"{len(lengths)} rows x {lengths[0]:,}" if len(set(lengths)) == 1 else f"{len(lengths)} ragged rows"
     )
-    return Case(f"mla_decode, {shape}, {heads} heads", build)
+    kept = "" if form == "stored" else f", {form}"
+    return Case(f"mla_decode, {shape}, {heads} heads{kept}", build, latents=form)
 
 
-def _experts(tokens: int) -> Case:
+WEIGHT_BYTES = {"stored": 2.0, "fp8": 1 + 4 / 128**2, "int4": 0.5 + 4 / 128}  # with their scales
+
+
+def _experts(tokens: int, form: str = "stored") -> Case:
     def build(kernels: KernelSet, device: torch.device) -> tuple[Callable[[], Any], Work]:
         experts = (
             (
@@ -113,9 +126,10 @@ def _experts(tokens: int) -> Case:
         weights = torch.rand(tokens, TOP_K, device=device)
         indices = torch.rand(tokens, EXPERTS, device=device).topk(TOP_K).indices
         run = lambda: kernels.moe_experts(x, weights, indices, packed)  # noqa: E731
-        return run, experts_work(tokens, len(indices.unique()), TOP_K, 2)
+        return run, experts_work(tokens, len(indices.unique()), TOP_K, WEIGHT_BYTES[form], 2)
 
-    return Case(f"moe_experts, {tokens:,} tokens", build)
+    kept = "" if form == "stored" else f", {form}"
+    return Case(f"moe_experts, {tokens:,} tokens{kept}", build, weights=form)
 
 
 def _norm(tokens: int) -> Case:
@@ -132,8 +146,12 @@ CASES = (
     _decode([8192] * 64, 128),
     _decode([8192] * 64, 16),
     _decode([131_072, *[1024] * 63], 16),
+    _decode([8192] * 64, 128, "fp8"),
+    _decode([8192] * 64, 16, "fp8"),
     _experts(16),
     _experts(4096),
+    _experts(16, "fp8"),
+    _experts(16, "int4"),
     _norm(64),
     _norm(4096),
 )
@@ -161,12 +179,12 @@ def line(name: str, seconds: float, beside: float, work: Work, rates: Rates) -> 
     bandwidth = work.bytes / seconds / rates.bandwidth
     matrix = work.operations / seconds / rates.matrix
     return (
-        f"{name:<40}{seconds * 1e6:>10.1f}{100 * bandwidth:>11.1f}{100 * matrix:>9.1f}{beside * 1e6:>12.1f}"
+        f"{name:<46}{seconds * 1e6:>10.1f}{100 * bandwidth:>11.1f}{100 * matrix:>9.1f}{beside * 1e6:>12.1f}"
         f"{beside / seconds:>8.2f}"
     )
 
 
-HEADER = f"{'case':<40}{'us':>10}{'% of copy':>11}{'% of mm':>9}{'torch, us':>12}{'ratio':>8}"
+HEADER = f"{'case':<46}{'us':>10}{'% of copy':>11}{'% of mm':>9}{'torch, us':>12}{'ratio':>8}"
 PEERS = ("flashinfer", "vllm")
 
 
@@ -180,13 +198,12 @@ def main() -> int:
     if reason is not None:
         print(HEADER)
         for case in CASES:
-            print(f"{case.name:<40}{'NA':>10}{'NA':>11}{'NA':>9}{'NA':>12}{'NA':>8}")
+            print(f"{case.name:<46}{'NA':>10}{'NA':>11}{'NA':>9}{'NA':>12}{'NA':>8}")
         print(f"NA: {reason}")
         return 0
     device = torch.device(arguments.device)
-    target = Target(device, torch.bfloat16)
     try:
-        mine, beside = resolve("triton", target), resolve("torch", target)
+        resolve("triton", Target(device, torch.bfloat16))
     except KernelError as error:
         print(f"arc kernels bench: {error}", file=sys.stderr)
         return 1
@@ -197,10 +214,11 @@ def main() -> int:
     print(f"{rates.matrix / 1e12:,.0f} TFLOP/s")
     print(HEADER)
     for case in CASES:
-        run, work = case.build(mine, device)
+        target = Target(device, torch.bfloat16, case.weights, latents=case.latents)
+        run, work = case.build(resolve("triton", target), device)
         seconds = median_seconds(run)
         del run
-        other, _ = case.build(beside, device)
+        other, _ = case.build(resolve("torch", target), device)
         print(line(case.name, seconds, median_seconds(other), work, rates), flush=True)
         del other
         torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from . import cpu, reference, triton
@@ -89,9 +89,11 @@ def resolve(choice: str, target: Target, backends: Sequence[Backend] = BACKENDS)
     """The operations for `target` under `kernels.backend` = `choice`: a backend's name, or auto for the best of each.
 
     A named backend is asked first and the reference takes what it refuses, so the table shows every such case. Raises
-    KernelError when the name is unknown or the backend cannot run on the target at all.
+    KernelError when the name is unknown or the backend cannot run on the target at all. An interpreter is never taken
+    unless its backend is named.
     """
     by_name = {backend.name: backend for backend in backends}
+    target = replace(target, interpret=choice != "auto")
     if choice == "auto":
         asked = list(backends)
     else:

@@ -63,14 +63,20 @@ SYSTEM = SystemBuffers()
 class Target:
     """Where and in which dtype the operations will run, and where their large results get their memory.
 
-    weights: how those of linear, gated_mlp and moe_experts are kept: `stored`, in the dtype; `int8`; or `int4`, where
-    linear's are int8. Activations keep the dtype. What is not kept so is refused, never kept otherwise.
+    weights: how the experts' are kept: `stored`, in the dtype; `int8`; `int4`; or `fp8`. Those of linear and gated_mlp
+    are int8 under int8, and as stored under fp8; under int4 the native backend keeps them in int8 and int4, the others
+    as stored. Activations keep the dtype. A backend refuses what it does not keep so.
+    latents: how they lie in the cache, `stored` or `fp8` (latents.py).
     """
 
     device: torch.device
     dtype: torch.dtype
     weights: str = "stored"
     buffers: Buffers = SYSTEM
+    latents: str = "stored"
+    interpret: bool = (
+        False  # a backend may run under an interpreter, which proves kernels and is far too slow to serve
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +219,14 @@ class MlaDecode(Protocol):
 class Replayable(Protocol):
     """Decode attention whose plan can be filled anew in place, so that one captured graph serves many steps."""
 
-    def fixed_plan(self, rows: int, pages: int, page_size: int, device: torch.device) -> Plan:
-        """A plan of that many rows of one query, of up to `pages` pages each. It has to be filled before it is used."""
+    def fixed_plan(self, rows: int, queries: int, pages: int, page_size: int, device: torch.device) -> Plan:
+        """A plan of up to so many rows, of up to `queries` queries and `pages` pages each. It is to be filled before it
+        is used.
+        """
         ...
 
-    def refill(self, plan: Plan, lengths: Sequence[int], block_tables: Tensor) -> None:
-        """Lay out a step in the plan's own memory: lengths of all its rows; block_tables [R, P], P at most `pages`."""
+    def refill(self, plan: Plan, lengths: Sequence[int], counts: Sequence[int], block_tables: Tensor) -> None:
+        """Lay out a step's rows in the plan's own memory, as `plan` has them; block_tables may have further rows."""
         ...
 
 

@@ -6,6 +6,7 @@ import argparse
 
 import torch
 
+from . import latents
 from .dispatch import KernelError, KernelSet, resolve
 from .operations import Target
 
@@ -31,16 +32,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16")
     parser.add_argument(
-        "--weights", choices=("stored", "int8", "int4"), default="stored", help="as kernels.weights"
+        "--weights", choices=("stored", "int8", "int4", "fp8"), default="stored", help="as kernels.weights"
     )
+    parser.add_argument("--latents", choices=latents.FORMS, default="stored", help="as cache.latents")
     args = parser.parse_args()
     try:
-        kernels = resolve(args.backend, Target(torch.device(args.device), _DTYPES[args.dtype], args.weights))
+        target = Target(torch.device(args.device), _DTYPES[args.dtype], args.weights, latents=args.latents)
+        kernels = resolve(args.backend, target)
     except KernelError as error:
         parser.error(str(error))
-    print(
-        f"kernels for {args.device} in {args.dtype}, weights {args.weights}, kernels.backend = {args.backend}"
-    )
+    kept = f"weights {args.weights}, latents {args.latents}"
+    print(f"kernels for {args.device} in {args.dtype}, {kept}, kernels.backend = {args.backend}")
     print("\n".join(lines(kernels)))
 
 

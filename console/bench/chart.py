@@ -101,7 +101,8 @@ def png(charts: Sequence[Chart], path: Path, caption: str) -> None:
             else:
                 axes.plot(range(len(values)), values, marker="o", markersize=3, label=series.name)
         axes.set_xticks(range(len(chart.points)), chart.points)
-        axes.set_title(chart.title if len(chart.series) > 1 else f"{chart.title}: {chart.series[0].name}")
+        names = [series.name for series in chart.series]
+        axes.set_title(chart.title if len(names) > 1 else f"{chart.title}: {names[0]}")
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)
         axes.margins(y=0.1)  # room above the highest point

@@ -54,12 +54,17 @@ def kernels(context: click.Context, engine: str | None, as_json: bool, running: 
 def _graphs(graphs: p.Graphs) -> list[str]:
     if isinstance(graphs.replays, p.NA):
         return [f"graphs: NA ({shown.plain(graphs.replays.na)})"]
-    captured = ", ".join(map(str, graphs.captured)) or "none"
+    captured = f"{_numbers(graphs.captured)} rows"
+    captured += "".join(
+        f"; of {_numbers(rows)} rows of up to {queries} queries" for queries, rows in graphs.verifying.items()
+    )
     plain = "; ".join(f"{count:,} {reason}" for reason, count in graphs.plain.items()) or "none"
-    lines = [f"graphs of {captured} rows: {graphs.replays:,} steps replayed; run as ever: {plain}"]
-    return lines + [
-        f"no graph of {rows} rows: {shown.plain(reason)}" for rows, reason in graphs.refused.items()
-    ]
+    lines = [f"graphs of {captured}: {graphs.replays:,} steps replayed; run as ever: {plain}"]
+    return lines + [f"no graph of {size}: {shown.plain(reason)}" for size, reason in graphs.refused.items()]
+
+
+def _numbers(rows: tuple[int, ...]) -> str:
+    return ", ".join(map(str, rows)) or "no"
 
 
 @kernels.command(context_settings=_PASSED_ON)

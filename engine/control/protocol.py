@@ -439,10 +439,13 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
 class Graphs(msgspec.Struct, frozen=True, kw_only=True):
     """Decode steps as replays of captured graphs, since the engine's start."""
 
-    captured: tuple[int, ...]  # the numbers of rows that graphs are there for
+    captured: tuple[int, ...]  # the numbers of rows that graphs are there for, of one query each
     replays: int | NA  # steps; NA: why this engine replays nothing
     plain: dict[str, int]  # steps that were no replay, by reason
-    refused: dict[str, str]  # a number of rows -> why it could not be captured
+    refused: dict[str, str]  # a size ("4 rows", "4 rows of 3 queries") -> why it could not be captured
+    verifying: dict[
+        str, tuple[int, ...]
+    ] = {}  # most queries of a row, with its drafts -> numbers of such rows
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True):

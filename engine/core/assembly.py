@@ -22,7 +22,7 @@ from ..folder import CheckpointError, model_folder
 from ..memory.allocator import Allocator
 from ..memory.governor import CacheGovernor, TorchCuda
 from ..memory.pool import HostPool
-from ..model.cache import LatentCache, bytes_per_page
+from ..model.cache import LatentCache, bytes_per_page, slot_of
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.config import ModelConfig
 from ..model.deepseek import DeepseekModel
@@ -109,18 +109,16 @@ def assemble(
     Raises CheckpointError or WeightError for a folder that cannot be served, CapacityError when the memory does not
     hold what the settings ask for, KernelError or ValueError for a device or a backend that is not there.
     """
-    # A core that serves HTTP is a busy core, and beside one a second OpenMP thread slows each operation down: over HTTP
-    # on two cores, one thread gave 1.4 to 1.8 times the tokens of two (docs/performance.md).
-    threads = settings.get_int_or_none("cpu.threads")
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
     folder = model_folder(settings.get_str("model.path"))
     config = read_config(folder)
     dtype, device = serving_dtype(settings.get_str("model.dtype"), config), device_of(settings)
     counters = Counters()
     allocator = _allocator(counters.allocator, device)
-    target = Target(device, dtype, settings.get_str("kernels.weights"), allocator)
+    latents = settings.get_str("cache.latents")
+    target = Target(device, dtype, settings.get_str("kernels.weights"), allocator, latents)
     kernels = resolve(settings.get_str("kernels.backend"), target)
     log.info("kernels: %s", _who_runs_what(kernels))
+    torch.set_num_threads(settings.get_int_or_none("cpu.threads") or _threads_of(kernels))
     source = Checkpoint(folder, config, dtype=dtype, device=device, progress=progress)
     dense: DenseCache | None = None
     if settings.get_str("cache.layout") == "dense":
@@ -135,7 +133,7 @@ def assemble(
     sized = capacity.plan(
         free=capacity.free_memory(device),
         on_card=device.type == "cuda",
-        page_bytes=bytes_per_page(config, page_size, dtype, predicts),
+        page_bytes=bytes_per_page(config, page_size, dtype, predicts, latents),
         page_size=page_size,
         memory_mib=settings.get_int_or_none("cache.memory_mib"),
         max_running=settings.get_int("sched.max_running"),
@@ -145,10 +143,9 @@ def assemble(
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
     layout: Layout
     if dense is None:
-        counters.copies = dict.fromkeys(
-            COPIES, 0
-        )  # a page stays where it is: there is nothing to put together
-        layout = _paged(config, sized.pages, page_size, dtype, device, predicts)
+        # A page stays where it is: there is nothing to put together.
+        counters.copies = dict.fromkeys(COPIES, 0)
+        layout = _paged(config, sized.pages, page_size, slot_of(config, dtype, latents), device, predicts)
     else:
         counters.copies = dense.done
         layout = DenseLayout(
@@ -216,12 +213,12 @@ def _paged(
     config: ModelConfig,
     pages: int,
     page_size: int,
-    dtype: torch.dtype,
+    slot: tuple[int, torch.dtype],
     device: torch.device,
     predicts: bool,
 ) -> PagedLayout:
     """`pages` for sequences, and the null page."""
-    width = config.latent_width
+    width, dtype = slot
     cache = LatentCache(
         config.layers, pages + 1, page_size, width, dtype=dtype, device=device, prediction=predicts
     )
@@ -279,6 +276,7 @@ def _graphs(
         layout.paged,
         kernels,
         most=settings.get_int("sched.max_running"),
+        depth=settings.get_int("spec.depth"),
         pages=-(-sized.max_model_len // page_size),
         null_page=sized.pages,
     )
@@ -322,6 +320,16 @@ def _timed_device(device: torch.device) -> CudaDevice | NA:
     if device.type == "cuda":
         return CudaDevice(device)
     return NA(f"{device.type} has no stream apart from the host")
+
+
+def _threads_of(kernels: KernelSet) -> int:
+    """cpu.threads = auto. A core that serves HTTP is a busy core. torch's OpenMP threads wait there for each other:
+    over HTTP on two cores, one gave 1.4 to 1.8 times the tokens of two. Those of the C++ kernels take what work there
+    is: two gave 1.2 to 2.1 times the tokens of one, and as many beside another process (docs/performance.md).
+    """
+    cores = len(os.sched_getaffinity(0))
+    native = any(line.backend == "native" for line in kernels.table())
+    return cores if native else max(1, cores - 1)
 
 
 def _who_runs_what(kernels: KernelSet) -> str:

@@ -7,15 +7,17 @@ What a graph cannot run is run as ever, and counted by its reason.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ...kernels import KernelSet
 from ...kernels.operations import Plan, Replayable
+from ..memory.allocator import CaptureMiss
 from ..model.batch import ForwardBatch
 from ..model.cache import LatentCache
 from ..model.deepseek import DeepseekModel, ForwardOutput
@@ -26,7 +28,30 @@ _DOUBLED = (1, 2, 4, 8, 16)
 _STEP = 16  # above them: a step is padded by 15 rows at most
 
 
-MOST = 512  # rows: past it a step's work takes far longer than its launches
+MOST = 512  # query tokens: past it a step's work takes far longer than its launches
+
+
+class Size(NamedTuple):
+    """What one graph has room for: rows * queries tokens, of at most so many rows with at most so many queries each."""
+
+    rows: int
+    queries: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.queries
+
+    @property
+    def planned(self) -> int:
+        """Rows that its plan needs: the step's, and those that take the tokens which the step leaves over.
+
+        A step of r rows and t >= r tokens leaves ceil((tokens - t) / queries) rows' worth; r rows of one query each
+        leave the most.
+        """
+        return 2 * self.rows - self.rows // self.queries
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows" if self.queries == 1 else f"{self.rows} rows of {self.queries} queries"
 
 
 def sizes(most: int) -> tuple[int, ...]:
@@ -46,68 +71,90 @@ def why_not_here(kernels: KernelSet, device: torch.device) -> str | None:
     return None
 
 
-def why_not(batch: ForwardBatch, captured: tuple[int, ...]) -> str | None:
-    """Why this step cannot be a replay, or None."""
+Captured = Mapping[int, tuple[int, ...]]  # by queries a row: the rows of its graphs, ascending
+
+
+def size_for(batch: ForwardBatch, captured: Captured) -> Size | str:
+    """The smallest graph that runs this step, or why none does."""
     rows = len(batch.lengths)
     if batch.decode_rows < rows:
         return "prompt rows"
-    if batch.query_starts[-1] > rows:
-        return "rows of several queries"
-    if not captured:
+    most = max(end - start for start, end in itertools.pairwise(batch.query_starts))
+    if not any(captured.values()):
         return "nothing captured"
-    if rows > captured[-1]:
-        return f"more than {captured[-1]} rows"
-    return None
+    enough = [queries for queries, of in captured.items() if queries >= most and of]
+    if not enough:
+        return f"rows of {most} queries"
+    queries = min(enough)
+    fitting = [n for n in captured[queries] if n >= rows]
+    return Size(fitting[0], queries) if fitting else f"more than {Size(captured[queries][-1], queries)}"
+
+
+class Filled(NamedTuple):
+    """Rows that a graph has work for, those included that take the tokens which a step leaves over."""
+
+    lengths: tuple[int, ...]
+    query_starts: tuple[int, ...]
+
+    @property
+    def counts(self) -> list[int]:
+        return [end - start for start, end in itertools.pairwise(self.query_starts)]
 
 
 class StaticBatch:
-    """The memory that one graph reads: a batch of `size` decode rows, of which a step fills the first.
+    """The memory that one graph reads, of which a step fills the first rows and tokens.
 
-    Invariant: rows past those that are filled write to the null page and read from it, at every replay. What an earlier
-    step left there would write to pages that have other owners now.
+    Invariant: tokens past those that are filled belong to rows of their own, which write to the null page and read from
+    it, at every replay. What an earlier step left there would write to pages that have other owners now; and as queries
+    of the step's own rows they would carry a fault of such a row into the null page, which every row's padding names.
     """
 
-    def __init__(self, size: int, pages: int, page_size: int, null_page: int, device: torch.device) -> None:
+    def __init__(self, size: Size, pages: int, page_size: int, null_page: int, device: torch.device) -> None:
         def full(value: int, *shape: int) -> torch.Tensor:
             return torch.full(shape, value, dtype=torch.int64, device=device)
 
-        place = torch.arange(size, device=device)
-        self._unused = null_page * page_size + place % page_size  # slots of rows that are not filled
+        assert size.queries <= page_size, "a row that is left over sees its own queries in the null page"
+        place = torch.arange(size.tokens, device=device)
+        self._size = size
+        self._unused = null_page * page_size + place % page_size  # slots of tokens that are not filled
         self._null_page = null_page
         self.batch = ForwardBatch(
-            token_ids=full(0, size),
-            positions=full(0, size),
+            token_ids=full(0, size.tokens),
+            positions=full(0, size.tokens),
             slots=self._unused.clone(),
-            block_tables=full(null_page, size, pages),
-            lengths=(1,) * size,
-            query_starts=tuple(range(size + 1)),
-            decode_rows=size,
+            block_tables=full(null_page, size.planned, pages),
+            lengths=(size.queries,) * size.rows,
+            query_starts=tuple(range(0, size.tokens + 1, size.queries)),
+            decode_rows=size.rows,
             sample_tokens=place,
         )
 
-    def fill(self, step: ForwardBatch) -> tuple[int, ...]:
-        """Copy a step of no more rows in; gives the lengths of all rows, those that are not filled included."""
-        mine, rows = self.batch, len(step.lengths)
-        mine.token_ids[:rows].copy_(step.token_ids)
-        mine.token_ids[rows:].zero_()
-        mine.positions[:rows].copy_(step.positions)
-        mine.positions[rows:].zero_()
-        mine.slots[:rows].copy_(step.slots)
-        mine.slots[rows:].copy_(self._unused[rows:])
+    def fill(self, step: ForwardBatch) -> Filled:
+        """Copy a step in that the size has room for."""
+        mine, rows, tokens = self.batch, len(step.lengths), step.query_starts[-1]
+        mine.token_ids[:tokens].copy_(step.token_ids)
+        mine.token_ids[tokens:].zero_()
+        mine.positions[:tokens].copy_(step.positions)
+        mine.positions[tokens:].zero_()
+        mine.slots[:tokens].copy_(step.slots)
+        mine.slots[tokens:].copy_(self._unused[tokens:])
         mine.block_tables[:rows, : step.block_tables.shape[1]].copy_(step.block_tables)
         mine.block_tables[rows:, 0].fill_(self._null_page)
-        return (*step.lengths, *mine.lengths[rows:])
+        all_of, queries = self._size.tokens, self._size.queries
+        starts = (*step.query_starts[:-1], *range(tokens, all_of, queries), all_of)
+        left_over = (min(queries, all_of - start) for start in range(tokens, all_of, queries))
+        return Filled((*step.lengths, *left_over), starts)
 
 
 class Executor(Protocol):
     """What captures and replays. Tests have one without a card."""
 
-    def capture(self, size: int) -> None:
-        """Raises RuntimeError where the size cannot be captured."""
+    def capture(self, size: Size) -> None:
+        """Raises RuntimeError or CaptureMiss where the size cannot be captured."""
         ...
 
-    def replay(self, size: int, step: ForwardBatch) -> ForwardOutput:
-        """The output of the step's own rows. It is good until the next replay."""
+    def replay(self, size: Size, step: ForwardBatch) -> ForwardOutput:
+        """The output of the step's own tokens. It is good until the next replay."""
         ...
 
 
@@ -122,13 +169,15 @@ class CudaExecutor:
         self._pages = pages
         self._null_page = null_page
         self._pool: Any = None  # all graphs share one, since they never run at the same time
-        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, StaticBatch, Plan, ForwardOutput]] = {}
+        self._captured: dict[Size, tuple[torch.cuda.CUDAGraph, StaticBatch, Plan, ForwardOutput]] = {}
 
-    def capture(self, size: int) -> None:
+    def capture(self, size: Size) -> None:
         device, page_size = self._model.device, self._cache.page_size
         static = StaticBatch(size, self._pages, page_size, self._null_page, device)
-        plan = self._attention.fixed_plan(size, self._pages, page_size, device)
-        self._attention.refill(plan, static.batch.lengths, static.batch.block_tables)
+        plan = self._attention.fixed_plan(size.planned, size.queries, self._pages, page_size, device)
+        self._attention.refill(
+            plan, static.batch.lengths, [size.queries] * size.rows, static.batch.block_tables
+        )
         # Once outside the graph: it compiles the kernels and lays out the plan, neither of which may be captured.
         aside = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
@@ -141,12 +190,20 @@ class CudaExecutor:
         self._pool = graph.pool()
         self._captured[size] = (graph, static, plan, output)
 
-    def replay(self, size: int, step: ForwardBatch) -> ForwardOutput:
+    def replay(self, size: Size, step: ForwardBatch) -> ForwardOutput:
         graph, static, plan, output = self._captured[size]
-        lengths = static.fill(step)
-        self._attention.refill(plan, lengths, static.batch.block_tables)
+        filled = static.fill(step)
+        self._attention.refill(plan, filled.lengths, filled.counts, static.batch.block_tables)
         graph.replay()
-        return ForwardOutput(*(part.index_select(0, step.sample_tokens) for part in output))
+        return own_output(output, step)
+
+
+def own_output(output: ForwardOutput, step: ForwardBatch) -> ForwardOutput:
+    """Of a graph's output, copied, what belongs to the step: its tokens come first, and each has logits."""
+    return ForwardOutput(
+        logits=output.logits.index_select(0, step.sample_tokens),
+        hidden=output.hidden[: step.query_starts[-1]].clone(),
+    )
 
 
 class DecodeGraphs:
@@ -155,38 +212,51 @@ class DecodeGraphs:
     def __init__(self, executor: Executor, forward: Callable[[ForwardBatch], ForwardOutput]) -> None:
         self._executor = executor
         self._forward = forward
-        self.captured: tuple[int, ...] = ()  # ascending
-        self.replays: Counter[int] = Counter()  # by size
+        self.captured: Captured = {}
+        self.replays: Counter[Size] = Counter()
         self.plain: Counter[str] = Counter()  # steps that were no replay, by reason
-        self.refused: dict[int, str] = {}  # sizes that could not be captured
+        self.refused: dict[Size, str] = {}  # sizes that could not be captured
 
-    def warm_up(self, most: int) -> None:
-        """Capture every size before the first request, the largest first: the others then fit in its memory."""
-        captured: list[int] = []
-        for size in reversed(sizes(most)):
+    def warm_up(self, most: int, queries: Sequence[int] = (1,)) -> None:
+        """Capture every size before the first request, the largest first: the others then fit in its memory.
+
+        `most` rows, and at most MOST tokens, for each of `queries` a row.
+        """
+        wanted = [Size(rows, each) for each in queries for rows in sizes(max(1, min(most, MOST // each)))]
+        captured: dict[int, list[int]] = {each: [] for each in queries}
+        for size in sorted(wanted, key=lambda size: size.tokens, reverse=True):
             try:
                 self._executor.capture(size)
-            except RuntimeError as error:  # out of memory is one too
+            except (RuntimeError, CaptureMiss) as error:  # out of memory is a RuntimeError too
                 self.refused[size] = str(error).splitlines()[0]
-                log.warning("no graph of %d rows: %s", size, self.refused[size])
+                log.warning("no graph of %s: %s", size, self.refused[size])
                 continue
-            captured.append(size)
-        self.captured = tuple(reversed(captured))
+            captured[size.queries].append(size.rows)
+        self.captured = {each: tuple(sorted(rows)) for each, rows in captured.items()}
 
     def forward(self, step: ForwardBatch) -> ForwardOutput:
-        reason = why_not(step, self.captured)
-        if reason is not None:
-            self.plain[reason] += 1
+        size = size_for(step, self.captured)
+        if isinstance(size, str):
+            self.plain[size] += 1
             return self._forward(step)
-        size = next(n for n in self.captured if n >= len(step.lengths))
         self.replays[size] += 1
         return self._executor.replay(size, step)
 
 
 def build(
-    model: DeepseekModel, cache: LatentCache, kernels: KernelSet, *, most: int, pages: int, null_page: int
+    model: DeepseekModel,
+    cache: LatentCache,
+    kernels: KernelSet,
+    *,
+    most: int,
+    depth: int,
+    pages: int,
+    null_page: int,
 ) -> DecodeGraphs | str:
-    """Capture what can be captured; or why nothing can. `pages`: of the longest sequence there may be."""
+    """Capture what can be captured; or why nothing can. `depth`: drafts that are verified with a row's token.
+
+    `pages`: of the longest sequence there may be.
+    """
     reason = why_not_here(kernels, model.device)
     if reason is not None:
         return reason
@@ -195,6 +265,7 @@ def build(
     executor = CudaExecutor(model, cache, attention, pages=pages, null_page=null_page)
     graphs = DecodeGraphs(executor, lambda step: model.forward(step, cache))
     with torch.inference_mode():
-        graphs.warm_up(min(most, MOST))
-    log.info("graphs of %s rows", ", ".join(map(str, graphs.captured)) or "no number of")
+        graphs.warm_up(most, (1, 1 + depth) if depth else (1,))
+    for queries, rows in graphs.captured.items():
+        log.info("graphs of %s rows of %d queries", ", ".join(map(str, rows)) or "no number of", queries)
     return graphs

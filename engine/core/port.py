@@ -163,10 +163,11 @@ class EnginePort:
         if isinstance(self._graphs, str):
             return Graphs(captured=(), replays=NA(self._graphs), plain={}, refused={})
         return Graphs(
-            captured=self._graphs.captured,
+            captured=self._graphs.captured.get(1, ()),
             replays=sum(self._graphs.replays.copy().values()),
             plain=dict(self._graphs.plain.copy()),
             refused={str(size): reason for size, reason in self._graphs.refused.items()},
+            verifying={str(queries): rows for queries, rows in self._graphs.captured.items() if queries > 1},
         )
 
     def spans(self, window: float) -> SpanReport | NA:

@@ -7,11 +7,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ...kernels import latents
 from .config import ModelConfig
 
 
 class Latents(Protocol):
-    """What the forward pass writes and reads, however it is laid out: [slots, width] for each layer."""
+    """What the forward pass writes and reads, however it is laid out: for each layer a tensor with a slot a row."""
 
     @property
     def page_size(self) -> int:
@@ -48,7 +49,10 @@ class LatentCache:
         device: torch.device,
         prediction: bool = False,
     ) -> None:
-        """`prediction`: with a layer for the prediction layer's latents, in the same pages."""
+        """`width` and `dtype`: of a slot, as `slot_of` gives them.
+
+        `prediction`: with a layer for the prediction layer's latents, in the same pages.
+        """
         self.pages = pages
         self.page_size = page_size
         self.width = width
@@ -78,6 +82,18 @@ def zeros(slots: int, width: int, *, dtype: torch.dtype, device: torch.device) -
     return torch.from_numpy(raw[start : start + size]).view(dtype).view(slots, width)
 
 
-def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype, prediction: bool = False) -> int:
+def slot_of(config: ModelConfig, dtype: torch.dtype, form: str = "stored") -> tuple[int, torch.dtype]:
+    """Elements of a token's slot in one layer, and their dtype. `dtype`: the model's; `form`: as cache.latents."""
+    return latents.slot(form, config.kv_lora_rank, config.rope_dim, dtype)
+
+
+def bytes_per_page(
+    config: ModelConfig,
+    page_size: int,
+    dtype: torch.dtype,
+    prediction: bool = False,
+    form: str = "stored",
+) -> int:
     """What one page of all layers takes, the prediction layer's included where it is kept."""
-    return (config.layers + prediction) * page_size * config.latent_width * dtype.itemsize
+    width, kind = slot_of(config, dtype, form)
+    return (config.layers + prediction) * page_size * width * kind.itemsize

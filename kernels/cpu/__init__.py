@@ -1,4 +1,4 @@
-"""Every operation in C++ for the processor: bf16 and fp32 models, on the best instruction set that is here.
+"""Every operation in C++ for the processor: bf16 and fp32 models, on the fastest instruction set that is here.
 
 The library is an optional part of the installation (native/, built by setuptools); docs/kernels-cpu.md says how it
 works.
@@ -17,7 +17,7 @@ from .matrix import stored
 
 
 class NativeBackend:
-    """`level`: an instruction set by name; None: the best one that this processor has."""
+    """`level`: an instruction set by name; None: the fastest one on this processor."""
 
     name = "native"
 
@@ -43,6 +43,10 @@ class NativeBackend:
         kind = _OPERATIONS.get(operation)
         if kind is None:
             return Refusal(f"it has no {operation}")
+        if target.latents != "stored" and operation in _READ_LATENTS:
+            return Refusal(f"it keeps latents as stored, not in {target.latents}")
+        if target.weights == "fp8" and operation == "moe_experts":
+            return Refusal("it keeps weights as stored, in int8 or in int4, not in fp8")
         return kind(self._threads(), _form(operation, target))
 
     def _threads(self) -> Team:
@@ -63,6 +67,8 @@ def _form(operation: str, target: Target) -> int:
         case _:
             return stored(target.dtype)
 
+
+_READ_LATENTS = ("latent_write", "mla_decode", "mla_prefill", "decoder")
 
 _OPERATIONS: dict[str, Callable[[Team, int], Any]] = {
     "rms_norm": operations.NativeRmsNorm,

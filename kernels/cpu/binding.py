@@ -229,9 +229,11 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def levels(library: ctypes.CDLL) -> tuple[str, ...]:
-    """The instruction sets that the library was built for and this processor has, best first."""
+    """The instruction sets that the library was built for and this processor has, the fastest first."""
     names = library.arc_levels().decode().split()
-    return tuple(name for number, name in enumerate(names) if library.arc_runs(number))
+    fastest = library.arc_fastest()
+    numbers = sorted(range(len(names)), key=lambda number: number != fastest)
+    return tuple(names[number] for number in numbers if library.arc_runs(number))
 
 
 class Team:

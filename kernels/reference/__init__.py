@@ -23,8 +23,10 @@ class TorchBackend:
     def offer(self, operation: str, target: Target) -> Any:
         if operation == "decoder":
             return Refusal("it runs a step operation by operation")
-        if target.weights != "stored" and operation in ("linear", "gated_mlp", "moe_experts"):
-            return Refusal(f"it keeps weights as stored, not in {target.weights}")
+        if target.weights == "int8" and operation in ("linear", "gated_mlp", "moe_experts"):
+            return Refusal("it keeps weights as stored, not in int8")
+        if operation == "moe_experts":
+            return TorchMoeExperts(target.buffers, target.weights)
         make = _WITH_BUFFERS.get(operation)
         return make(target.buffers) if make is not None else _PLAIN[operation]
 
@@ -45,7 +47,6 @@ _WITH_BUFFERS: dict[str, Callable[[Buffers], Any]] = {
     "kv_up": TorchKvUp,
     "mla_decode": TorchMlaDecode,
     "mla_prefill": TorchMlaPrefill,
-    "moe_experts": TorchMoeExperts,
 }
 
 BACKEND = TorchBackend()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import latents
 from ..operations import Buffers
 from .groups import cut
 
@@ -91,7 +92,7 @@ class TorchMlaDecode:
     def __call__(self, q: Tensor, cache: Tensor, plan: DecodePlan, *, scale: float, rank: int) -> Tensor:
         take = self._buffers.take
         own, heads, width = q.shape
-        paged = cache.view(-1, plan.page_size * width)
+        paged = cache.view(-1, plan.page_size * cache.shape[1])
         if plan.take is not None:
             q = torch.index_select(q, 0, plan.take, out=take((len(plan.take), heads, width), q.dtype))
         unused = q.new_empty(())  # baddbmm's summand, which beta = 0 leaves out: this way the scale is free
@@ -101,7 +102,11 @@ class TorchMlaDecode:
             # Whole pages and the whole width, part of it in vain: a slice of a batch would be copied first, transposed
             # and element by element, which takes several times as long as the product.
             kv = torch.index_select(paged, 0, pages, out=take((len(pages), paged.shape[1]), cache.dtype))
-            kv = kv.view(rows, -1, width)
+            if latents.in_fp8(cache):
+                self._buffers.bypass()
+            kv = latents.values(kv.view(-1, cache.shape[1]), rank, width - rank, q.dtype).view(
+                rows, -1, width
+            )
             mine = q[start : start + rows * queries].reshape(rows, queries * heads, width)
             shape = (rows, queries * heads, kv.shape[1])
             scores = torch.baddbmm(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..operations import Buffers, RoutingSpec
+from ..quantise import Quantised, dequantise, quantise
 from .linear import PackedMlp, TorchGatedMlp, pack_weight, packed_linear
 from .placed import empty, silu
 
@@ -56,15 +57,54 @@ class DenseExperts(NamedTuple):
     intermediate: int
 
 
+class Matrices(Protocol):
+    """One weight of each expert, [N, K]."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Tensor: ...
+
+
 class SortedExperts(NamedTuple):
-    gate_up: Sequence[Tensor]  # E of [2I, H]
-    down: Sequence[Tensor]  # E of [H, I]
+    gate_up: Matrices  # E of [2I, H]
+    down: Matrices  # E of [H, I]
+    intermediate: int
     shared: PackedMlp | None
 
 
+class QuantisedExperts(NamedTuple):
+    """Experts in fewer bits; the shared one is cut into experts of the same size that all tokens take."""
+
+    weights: SortedExperts  # of all, the shared one's parts last
+    experts: int  # E
+    shared: int
+
+
+class QuantisedMatrices:
+    """Weights in fewer bits, each turned into its dtype anew when it is asked for: exact, and slow."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._kept: list[tuple[Quantised, torch.dtype, int]] = []  # with the columns
+
+    def add(self, weight: Tensor) -> None:
+        """weight [.., N, K], whose matrices are quantised one by one."""
+        self._kept.append((quantise(weight, self._form), weight.dtype, weight.shape[-1]))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, number: int, /) -> Tensor:
+        kept, dtype, columns = self._kept[number]
+        return dequantise(kept, self._form, columns).to(dtype).view(-1, columns)
+
+
 class TorchMoeExperts:
-    def __init__(self, buffers: Buffers) -> None:
+    """`form`: how the experts are kept: `stored`, or in fewer bits as quantise.py has them."""
+
+    def __init__(self, buffers: Buffers, form: str = "stored") -> None:
         self._buffers = buffers
+        self._form = form
         self._gated = TorchGatedMlp(buffers)
 
     def pack(
@@ -73,7 +113,9 @@ class TorchMoeExperts:
         count: int,
         shared: tuple[Tensor, Tensor] | None,
         top_k: int,
-    ) -> DenseExperts | SortedExperts:
+    ) -> DenseExperts | SortedExperts | QuantisedExperts:
+        if self._form != "stored":
+            return _pack_quantised(experts, count, shared, self._form)
         experts = iter(experts)
         first = next(experts)
         weights = first[0].numel() + first[1].numel()
@@ -84,12 +126,19 @@ class TorchMoeExperts:
         for gate_up, down in itertools.chain((first,), experts):
             gate_ups.append(pack_weight(gate_up.flatten(0, 1)))
             downs.append(pack_weight(down))
-        return SortedExperts(gate_ups, downs, None if shared is None else self._gated.pack(*shared))
+        own = None if shared is None else self._gated.pack(*shared)
+        return SortedExperts(gate_ups, downs, first[1].shape[1], own)
 
     def __call__(
-        self, x: Tensor, weights: Tensor, indices: Tensor, packed: DenseExperts | SortedExperts
+        self,
+        x: Tensor,
+        weights: Tensor,
+        indices: Tensor,
+        packed: DenseExperts | SortedExperts | QuantisedExperts,
     ) -> Tensor:
         buffers = self._buffers
+        if isinstance(packed, QuantisedExperts):
+            return _run_sorted(x, *_take_shared(weights, indices, packed), packed.weights, buffers)
         if isinstance(packed, DenseExperts):
             if x.shape[0] <= _DENSE_TOKENS:
                 return _run_dense(x, weights, indices, packed, buffers)
@@ -113,6 +162,22 @@ def _pack_dense(experts: list[tuple[Tensor, Tensor]], shared: tuple[Tensor, Tens
     )
 
 
+def _pack_quantised(
+    experts: Iterable[tuple[Tensor, Tensor]], count: int, shared: tuple[Tensor, Tensor] | None, form: str
+) -> QuantisedExperts:
+    gate_ups, downs = QuantisedMatrices(form), QuantisedMatrices(form)
+    inner = 0
+    for gate_up, down in experts:
+        inner = down.shape[1]
+        gate_ups.add(gate_up)
+        downs.add(down)
+    if shared is not None:
+        for gate_up, down in zip(shared[0].split(inner, dim=1), shared[1].split(inner, dim=1), strict=True):
+            gate_ups.add(gate_up)
+            downs.add(down)
+    return QuantisedExperts(SortedExperts(gate_ups, downs, inner, None), count, len(downs) - count)
+
+
 def _run_dense(x: Tensor, weights: Tensor, indices: Tensor, packed: DenseExperts, buffers: Buffers) -> Tensor:
     tokens, total = x.shape[0], packed.experts + packed.shared
     share = x.new_zeros(tokens, total)
@@ -127,10 +192,12 @@ def _run_dense(x: Tensor, weights: Tensor, indices: Tensor, packed: DenseExperts
 def _unpack(packed: DenseExperts) -> SortedExperts:
     one, two = (weight.to_dense() if weight.is_mkldnn else weight for weight in (packed.gate_up, packed.down))
     total = packed.experts + packed.shared
-    return SortedExperts(one.chunk(total), two.chunk(total, dim=1), None)
+    return SortedExperts(one.chunk(total), two.chunk(total, dim=1), packed.intermediate, None)
 
 
-def _take_shared(weights: Tensor, indices: Tensor, packed: DenseExperts) -> tuple[Tensor, Tensor]:
+def _take_shared(
+    weights: Tensor, indices: Tensor, packed: DenseExperts | QuantisedExperts
+) -> tuple[Tensor, Tensor]:
     """Routes every token to the parts of the shared expert too."""
     tokens = weights.shape[0]
     parts = torch.arange(packed.experts, packed.experts + packed.shared, device=indices.device)
@@ -145,7 +212,7 @@ def _run_sorted(
 ) -> Tensor:
     """The chosen (token, expert) pairs sorted by expert, one pair of products an expert that has any."""
 
-    def each(inputs: Tensor, experts: Sequence[Tensor], width: int) -> Tensor:
+    def each(inputs: Tensor, experts: Matrices, width: int) -> Tensor:
         parts = inputs.split(sizes)
         made = [packed_linear(part, experts[n], None, buffers) for part, n in zip(parts, used, strict=True)]
         return torch.cat(made, out=buffers.take((pairs, width), x.dtype))
@@ -158,7 +225,7 @@ def _run_sorted(
     used = [number for number, count in enumerate(counts) if count]
     sizes = [counts[number] for number in used]
     inputs = torch.index_select(x, 0, order // top_k, out=buffers.take((pairs, hidden), x.dtype))
-    gate, up = each(inputs, packed.gate_up, packed.gate_up[0].shape[0]).chunk(2, dim=-1)
+    gate, up = each(inputs, packed.gate_up, 2 * packed.intermediate).chunk(2, dim=-1)
     active = silu(gate, buffers).mul_(up).mul_(weights.flatten().index_select(0, order).unsqueeze(1))
     second = each(active, packed.down, hidden)
     paired = empty((pairs, hidden), x, buffers).index_copy_(0, order, second)

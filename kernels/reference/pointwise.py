@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import latents
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     return F.rms_norm(x.float(), weight.shape, weight, eps).to(dtype)
@@ -26,7 +28,10 @@ def latent_write(
     kv: Tensor, cache: Tensor, slots: Tensor, *, weight: Tensor, eps: float, turns: Tensor
 ) -> None:
     rank = weight.shape[0]
-    latent = kv[:, :rank]
-    latent.copy_(F.rms_norm(latent.float(), weight.shape, weight, eps))
+    normed = F.rms_norm(kv[:, :rank].float(), weight.shape, weight, eps)
     rope(kv[:, rank:].unsqueeze(1), turns)
+    if latents.in_fp8(cache):
+        latents.write(cache, slots, normed, kv[:, rank:])
+        return
+    kv[:, :rank] = normed
     cache.index_copy_(0, slots, kv)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import latents
 from ..operations import Buffers, Expand
 from .groups import cut
 from .placed import contiguous, empty
@@ -91,8 +92,11 @@ class TorchMlaPrefill:
                 paged, 0, group.pages, out=take((len(group.pages), paged.shape[1]), cache.dtype)
             )
             kv = contiguous(pages.view(rows, -1, width)[:, :length], buffers).view(-1, width)
-            key_nope, value = expand(kv[:, :rank])
-            turned = kv[:, rank:].expand(heads, -1, -1)
+            if latents.in_fp8(cache):
+                buffers.bypass()
+            key_nope, value = expand(latents.latent_part(kv, rank, q.dtype))
+            rope = head_dim - key_nope.shape[-1]
+            turned = latents.rope_part(kv, rank, rope, q.dtype).expand(heads, -1, -1)
             shape = (heads, len(kv), key_nope.shape[-1] + turned.shape[-1])
             key = torch.cat((key_nope, turned), dim=-1, out=take(shape, q.dtype))
             padded = torch.index_select(

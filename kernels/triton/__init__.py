@@ -23,8 +23,7 @@ class TritonBackend:
 
     def available(self, target: Target) -> Refusal | None:
         if target.device.type == "cpu":
-            # The interpreter is there to prove the kernels, and thousands of times too slow to serve.
-            if os.environ.get("TRITON_INTERPRET") != "1":
+            if not target.interpret or os.environ.get("TRITON_INTERPRET") != "1":
                 return Refusal("the device is cpu, and Triton compiles for cards")
         elif target.device.type != "cuda":
             return Refusal(
@@ -45,7 +44,9 @@ class TritonBackend:
     def offer(self, operation: str, target: Target) -> Any:
         if operation in _LEFT_TO_TORCH:
             return Refusal(_LEFT_TO_TORCH[operation])
-        offered = _operations(target.device, target.dtype).get(operation)
+        if operation == "moe_experts" and target.weights == "int8":
+            return Refusal("it keeps experts as stored, in fp8 or in int4, not in int8")
+        offered = _operations(target.device, target.dtype, target.weights).get(operation)
         return Refusal(f"it has no {operation}") if offered is None else offered
 
 
@@ -55,11 +56,12 @@ _LEFT_TO_TORCH: dict[str, str] = dict.fromkeys(
 
 
 @functools.cache
-def _operations(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _operations(device: torch.device, dtype: torch.dtype, weights: str) -> dict[str, Any]:
     from . import pointwise
     from .decode import TritonMlaDecode
     from .experts import TritonMoeExperts
     from .gate import moe_gate
+    from .latents import latent_write
     from .launch import arch_of
     from .prefill import TritonMlaPrefill
     from .sample import TritonSample
@@ -69,11 +71,11 @@ def _operations(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "rms_norm": pointwise.rms_norm,
         "add_rms_norm": pointwise.add_rms_norm,
         "rope": pointwise.rope,
-        "latent_write": pointwise.latent_write,
+        "latent_write": latent_write,
         "mla_decode": TritonMlaDecode(arch),
         "mla_prefill": TritonMlaPrefill(arch, dtype),
         "moe_gate": moe_gate,
-        "moe_experts": TritonMoeExperts(arch),
+        "moe_experts": TritonMoeExperts(arch, weights),
         "sample": TritonSample(),
     }
 

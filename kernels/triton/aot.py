@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 from triton import knobs
 
+from .. import latents
+from ..quantise import GROUP, HALF
 from . import pointwise
 from .decode import TritonMlaDecode
-from .experts import Form, PackedExperts, TritonMoeExperts
+from .experts import PackedExperts, TritonMoeExperts
 from .gate import moe_gate
+from .latents import latent_write
 from .launch import INTERPRETED, Arch, Launch, recording
 from .prefill import TritonMlaPrefill
-from .quantise import GROUP, HALF
 from .resources import CARDS, Usage, compile_for, source_of
 from .sample import TritonSample
 
@@ -36,6 +38,11 @@ WIDTH, PAGE = RANK + ROPE, 64
 
 def _meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def _cache(form: str, dtype: torch.dtype) -> Tensor:
+    width, kind = latents.slot(form, RANK, ROPE, dtype)
+    return _meta(4096, width, dtype=kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +67,21 @@ def _norms(arch: Arch) -> None:
 def _rope(arch: Arch) -> None:
     turns = _meta(8, ROPE // 2, dtype=torch.complex64)
     pointwise.rope(_meta(8, 128, NOPE + ROPE)[..., NOPE:], turns)
-    kv, cache, slots = _meta(8, WIDTH), _meta(4096, WIDTH), _meta(8, dtype=torch.int64)
-    pointwise.latent_write(kv, cache, slots, weight=_meta(RANK, dtype=FP32), eps=1e-6, turns=turns)
+    kv, slots = _meta(8, WIDTH), _meta(8, dtype=torch.int64)
+    for cache in (_cache("stored", BF16), _cache("fp8", BF16)):
+        latent_write(kv, cache, slots, weight=_meta(RANK, dtype=FP32), eps=1e-6, turns=turns)
 
 
-def _decode(heads: int, dtype: torch.dtype) -> Callable[[Arch], None]:
+def _decode(heads: int, dtype: torch.dtype, form: str = "stored") -> Callable[[Arch], None]:
     def run(arch: Arch) -> None:
         op = TritonMlaDecode(arch)
         plan = op.plan([131_072, 900], [1, 1], _meta(2, 2048, dtype=torch.int64), PAGE, WIDTH)
-        op(_meta(2, heads, WIDTH, dtype=dtype), _meta(4096, WIDTH, dtype=dtype), plan, scale=0.1, rank=RANK)
+        op(_meta(2, heads, WIDTH, dtype=dtype), _cache(form, dtype), plan, scale=0.1, rank=RANK)
 
     return run
 
 
-def _prefill(dtype: torch.dtype, length: int) -> Callable[[Arch], None]:
+def _prefill(dtype: torch.dtype, length: int, form: str = "stored") -> Callable[[Arch], None]:
     def run(arch: Arch) -> None:
         heads = 128
 
@@ -83,8 +91,8 @@ def _prefill(dtype: torch.dtype, length: int) -> Callable[[Arch], None]:
 
         op = TritonMlaPrefill(arch, dtype)
         plan = op.plan([length], [64], _meta(1, 4096, dtype=torch.int64), PAGE, heads)
-        q, cache = _meta(64, heads, NOPE + ROPE, dtype=dtype), _meta(4096, WIDTH, dtype=dtype)
-        op(q, cache, plan, scale=0.1, rank=RANK, expand=expand)
+        q = _meta(64, heads, NOPE + ROPE, dtype=dtype)
+        op(q, _cache(form, dtype), plan, scale=0.1, rank=RANK, expand=expand)
 
     return run
 
@@ -93,7 +101,7 @@ def _gate(arch: Arch) -> None:
     moe_gate(_meta(8, HIDDEN), _meta(EXPERTS, HIDDEN, dtype=FP32), _meta(EXPERTS, dtype=FP32), Spec())
 
 
-def _experts(form: Form, tokens: int, dtype: torch.dtype) -> Callable[[Arch], None]:
+def _experts(form: str, tokens: int, dtype: torch.dtype) -> Callable[[Arch], None]:
     def run(arch: Arch) -> None:
         x, weights = _meta(tokens, HIDDEN, dtype=dtype), _meta(tokens, TOP_K, dtype=FP32)
         indices = _meta(tokens, TOP_K, dtype=torch.int64)
@@ -102,16 +110,16 @@ def _experts(form: Form, tokens: int, dtype: torch.dtype) -> Callable[[Arch], No
     return run
 
 
-def _packed(form: Form, dtype: torch.dtype) -> PackedExperts:
+def _packed(form: str, dtype: torch.dtype) -> PackedExperts:
     total = EXPERTS + 1
     gate_up, down = (total, 2, INNER, HIDDEN), (total, HIDDEN, INNER)
     tensors: list[Tensor] = []
     for *heads, rows, columns in (gate_up, down):
         groups = -(-columns // GROUP)
-        if form is Form.PLAIN:
+        if form == "stored":
             weight = _meta(*heads, rows, columns, dtype=dtype)
             tensors += [weight, weight]
-        elif form is Form.FP8:
+        elif form == "fp8":
             tensors.append(_meta(*heads, rows, columns, dtype=torch.uint8))
             tensors.append(_meta(*heads, -(-rows // GROUP), groups, dtype=FP32))
         else:
@@ -148,19 +156,24 @@ CASES: dict[str, Case] = {
         Case("decode, 32 heads", _decode(32, BF16)),
         Case("decode, 128 heads", _decode(128, BF16)),
         Case("decode, fp32", _decode(16, FP32)),
+        Case("fp8 decode, 16 heads", _decode(16, BF16, "fp8")),
+        Case("fp8 decode, 32 heads", _decode(32, BF16, "fp8")),
+        Case("fp8 decode, 128 heads", _decode(128, BF16, "fp8")),
+        Case("fp8 decode, fp32", _decode(16, FP32, "fp8")),
+        Case("fp8 prefill", _prefill(BF16, 1024, "fp8")),
         Case("prefill", _prefill(BF16, 1024)),
         Case("prefill, windows", _prefill(BF16, 20_000)),
         Case("prefill, fp32", _prefill(FP32, 1024)),
         Case("gate", _gate),
-        Case("experts, 16 rows", _experts(Form.PLAIN, 64, BF16)),
-        Case("experts, 32 rows", _experts(Form.PLAIN, 800, BF16)),
-        Case("experts, 64 rows", _experts(Form.PLAIN, 1600, BF16)),
-        Case("experts, 128 rows", _experts(Form.PLAIN, 4096, BF16)),
-        Case("experts, fp32", _experts(Form.PLAIN, 64, FP32)),
-        Case("fp8 experts, 16 rows", _experts(Form.FP8, 64, BF16)),
-        Case("fp8 experts, 64 rows", _experts(Form.FP8, 4096, BF16)),
-        Case("int4 experts, 16 rows", _experts(Form.INT4, 64, BF16)),
-        Case("int4 experts, 64 rows", _experts(Form.INT4, 4096, BF16)),
+        Case("experts, 16 rows", _experts("stored", 64, BF16)),
+        Case("experts, 32 rows", _experts("stored", 800, BF16)),
+        Case("experts, 64 rows", _experts("stored", 1600, BF16)),
+        Case("experts, 128 rows", _experts("stored", 4096, BF16)),
+        Case("experts, fp32", _experts("stored", 64, FP32)),
+        Case("fp8 experts, 16 rows", _experts("fp8", 64, BF16)),
+        Case("fp8 experts, 64 rows", _experts("fp8", 4096, BF16)),
+        Case("int4 experts, 16 rows", _experts("int4", 64, BF16)),
+        Case("int4 experts, 64 rows", _experts("int4", 4096, BF16)),
         Case("sample", _sample),
     )
 }

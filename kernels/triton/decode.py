@@ -19,6 +19,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import latents
+from .floats import half_of_e4m3
 from .launch import Arch, dot_dtype, launch, power_of_two
 from .split import ITEM_FIELDS, ROW_FIELDS, most_items, programs_wanted, split
 
@@ -30,12 +32,17 @@ _LOG2E: tl.constexpr = tl.constexpr(1 / math.log(2))
 
 @triton.jit
 def mla_decode_kernel(
-    q, cache, tables, items, rows, out, lse, part_out, part_lse,
+    q, cache, rotated, scales, tables, items, rows, out, lse, part_out, part_lse,
     scale, heads, table_stride, most_pairs,
     RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr,
+    SLOT: tl.constexpr, ROTATED: tl.constexpr, SCALES: tl.constexpr, FP8: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """`scale` has log2(e) in it: powers of two are what the hardware has."""
+    """`scale` has log2(e) in it: powers of two are what the hardware has.
+
+    SLOT: from one slot to the next. In fp8, `rotated` and `scales` are the cache's other parts, and ROTATED and SCALES
+    are from one slot to the next in their elements.
+    """
     WIDTH: tl.constexpr = RANK + ROPE
     item = items + tl.program_id(1) * _ITEM
     row = tl.load(item)
@@ -69,14 +76,27 @@ def mla_decode_kernel(
         token = start + tl.arange(0, BLOCK_N)
         there = token < end
         page = tl.load(table + token // PAGE, mask=there, other=0)
-        slot = cache + (page.to(tl.int64) * PAGE + token % PAGE)[:, None] * WIDTH
+        slot = (page.to(tl.int64) * PAGE + token % PAGE)[:, None]
         # What lies past the row is never read, so nothing that another sequence left there can come in.
-        latent = tl.load(slot + of_rank[None, :], mask=there[:, None] & in_rank[None, :], other=0.0).to(DOT)
-        turned = tl.load(
-            slot + RANK + of_rope[None, :], mask=there[:, None] & in_rope[None, :], other=0.0
-        ).to(DOT)
-        score = tl.dot(q_rope, tl.trans(turned), input_precision="ieee")
-        score = tl.dot(q_latent, tl.trans(latent), score, input_precision="ieee") * scale
+        inside = there[:, None] & in_rank[None, :]
+        inside_rope = there[:, None] & in_rope[None, :]
+        if FP8:
+            bits = tl.load(cache + slot * SLOT + of_rank[None, :], mask=inside, other=0)
+            latent = half_of_e4m3(bits).to(DOT)
+            turned = tl.load(rotated + slot * ROTATED + of_rope[None, :], mask=inside_rope, other=0.0).to(DOT)
+            own = tl.load(scales + slot * SCALES, mask=there[:, None], other=0.0) * 256.0
+            own = tl.trans(
+                own
+            )  # a token's scale stays outside the products: on its scores, and on its weights
+            score = tl.dot(q_latent, tl.trans(latent), input_precision="ieee") * own
+            score = tl.dot(q_rope, tl.trans(turned), score, input_precision="ieee") * scale
+        else:
+            latent = tl.load(cache + slot * SLOT + of_rank[None, :], mask=inside, other=0.0).to(DOT)
+            turned = tl.load(
+                cache + slot * SLOT + RANK + of_rope[None, :], mask=inside_rope, other=0.0
+            ).to(DOT)  # fmt: skip
+            score = tl.dot(q_rope, tl.trans(turned), input_precision="ieee")
+            score = tl.dot(q_latent, tl.trans(latent), score, input_precision="ieee") * scale
         score = tl.where(there[None, :] & (token[None, :] < sees[:, None]), score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, axis=1))
         # A query of several may see nothing of this part: its maximum stays -inf, and -inf - -inf is not a number.
@@ -84,6 +104,8 @@ def mla_decode_kernel(
         weight = tl.exp2(score - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weight, axis=1)
+        if FP8:
+            weight *= own
         acc = tl.dot(weight.to(DOT), latent, acc * shrink[:, None], input_precision="ieee")
         highest = higher
     share = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -141,15 +163,17 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile_of(arch: Arch, dtype: torch.dtype, pairs: int) -> Tile:
+def tile_of(arch: Arch, dtype: torch.dtype, pairs: int, fp8: bool) -> Tile:
     """The largest tile that spills nowhere with rank 512 (`arc kernels aot`). Wide tiles read the cache fewer times."""
     if dtype == torch.float32:
         return Tile(16, 16, warps=4 if arch.amd else 8, stages=1)
     if arch.amd:
         return Tile(16, 32, warps=4, stages=1)
-    if pairs > 32 and arch.name == "sm_90":
+    if pairs > 32 and arch.name == "sm_90" and not fp8:
         return Tile(64, 32, warps=8, stages=2)
-    return Tile(32, 32, warps=8, stages=2) if pairs > 16 else Tile(16, 64, warps=8, stages=2)
+    if pairs > 16:
+        return Tile(32, 32, warps=8, stages=2)
+    return Tile(16, 32 if fp8 else 64, warps=8, stages=2)
 
 
 class Cut(NamedTuple):
@@ -169,9 +193,8 @@ class DecodePlan:
     counts: Sequence[int]
     tables: Tensor  # [R, P] int64
     page_size: int
-    fixed: bool = (
-        False  # cuts have the most items that any lengths can need, so that launches are always the same
-    )
+    queries: int  # most of a row
+    fixed: bool = False  # launches are always the same: as many rows and items as any step can need
     cuts: dict[int, Cut] = field(default_factory=dict)  # by programs wanted
 
 
@@ -187,7 +210,7 @@ class TritonMlaDecode:
         page_size: int,
         width: int,
     ) -> DecodePlan:
-        return DecodePlan(lengths, counts, block_tables.contiguous(), page_size)
+        return DecodePlan(lengths, counts, block_tables.contiguous(), page_size, max(counts))
 
     def __call__(self, q: Tensor, cache: Tensor, plan: DecodePlan, *, scale: float, rank: int) -> Tensor:
         return self.attend(q, cache, plan, scale=scale, rank=rank)[0]
@@ -197,8 +220,9 @@ class TritonMlaDecode:
     ) -> tuple[Tensor, Tensor]:
         """The operation's result, and the log-sum-exp of the scaled scores, [Q, h] fp32."""
         queries, heads, width = q.shape
-        most_pairs = max(plan.counts) * heads
-        tile = tile_of(self._arch, q.dtype, most_pairs)
+        most_pairs = plan.queries * heads
+        fp8 = latents.in_fp8(cache)
+        tile = tile_of(self._arch, q.dtype, most_pairs, fp8)
         tiles = -(-most_pairs // tile.pairs)
         cut = self._cut(plan, programs_wanted(self._arch.processors, tiles), q.device)
         out = q.new_empty(queries, heads, rank)
@@ -206,12 +230,16 @@ class TritonMlaDecode:
         part_out = torch.empty(cut.parts, most_pairs, rank, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(cut.parts, most_pairs, dtype=torch.float32, device=q.device)
         block_rank = power_of_two(rank, 16)
+        rotated = latents.rope_part(cache, rank, width - rank, q.dtype) if fp8 else cache
+        scales = latents.scales(cache, rank) if fp8 else cache
         launch(
             mla_decode_kernel,
             (tiles, cut.size),
             {
                 "q": q.contiguous(),
                 "cache": cache,
+                "rotated": rotated,
+                "scales": scales,
                 "tables": plan.tables,
                 "items": cut.items,
                 "rows": cut.rows,
@@ -229,6 +257,10 @@ class TritonMlaDecode:
                 "ROPE": width - rank,
                 "BLOCK_RANK": block_rank,
                 "BLOCK_ROPE": power_of_two(width - rank, 16),
+                "SLOT": cache.stride(0),
+                "ROTATED": rotated.stride(0),
+                "SCALES": scales.stride(0),
+                "FP8": fp8,
                 "PAGE": plan.page_size,
                 "BLOCK_M": tile.pairs,
                 "BLOCK_N": tile.tokens,
@@ -240,7 +272,7 @@ class TritonMlaDecode:
         if cut.parts:
             launch(
                 mla_combine_kernel,
-                (most_pairs, len(plan.lengths)),
+                (most_pairs, len(plan.tables)),
                 {
                     "part_out": part_out,
                     "part_lse": part_lse,
@@ -254,13 +286,17 @@ class TritonMlaDecode:
             )
         return out, lse
 
-    def fixed_plan(self, rows: int, pages: int, page_size: int, device: torch.device) -> DecodePlan:
+    def fixed_plan(
+        self, rows: int, queries: int, pages: int, page_size: int, device: torch.device
+    ) -> DecodePlan:
         tables = torch.zeros(rows, pages, dtype=torch.int64, device=device)
-        return DecodePlan([1] * rows, [1] * rows, tables, page_size, fixed=True)
+        return DecodePlan([1] * rows, [1] * rows, tables, page_size, queries, fixed=True)
 
-    def refill(self, plan: DecodePlan, lengths: Sequence[int], block_tables: Tensor) -> None:
-        plan.lengths = lengths
-        plan.tables[:, : block_tables.shape[1]].copy_(block_tables)
+    def refill(
+        self, plan: DecodePlan, lengths: Sequence[int], counts: Sequence[int], block_tables: Tensor
+    ) -> None:
+        plan.lengths, plan.counts = lengths, counts
+        plan.tables[: len(block_tables), : block_tables.shape[1]].copy_(block_tables)
         for wanted, cut in plan.cuts.items():
             numbers = _numbers(plan, wanted)[0]
             fresh = _to_device(numbers, cut.items.device)
@@ -273,7 +309,7 @@ class TritonMlaDecode:
         if known is None:
             numbers, count, parts = _numbers(plan, wanted)
             items, rows = _to_device(numbers, device).split(
-                (count * ITEM_FIELDS, len(plan.lengths) * ROW_FIELDS)
+                (count * ITEM_FIELDS, len(plan.tables) * ROW_FIELDS)
             )
             known = plan.cuts[wanted] = Cut(items, rows, count, parts)
         return known
@@ -282,12 +318,13 @@ class TritonMlaDecode:
 def _numbers(plan: DecodePlan, wanted: int) -> tuple[NDArray[np.int32], int, int]:
     """A split's items and rows, one after the other for one copy to the device; how many items, and how many parts."""
     cut = split(plan.lengths, plan.counts, wanted)
-    items, parts = cut.items, cut.parts
+    items, rows, parts = cut.items, cut.rows, cut.parts
     if plan.fixed:
-        parts = most_items(len(plan.lengths), wanted)
-        # An item that begins at its end has nothing to do.
+        parts = most_items(len(plan.tables), wanted)
+        # An item that begins at its end has nothing to do, nor has a row without parts.
         items = np.concatenate((items, np.zeros((parts - len(items), ITEM_FIELDS), dtype=np.int32)))
-    return np.concatenate((items.ravel(), cut.rows.ravel())), len(items), parts
+        rows = np.concatenate((rows, np.zeros((len(plan.tables) - len(rows), ROW_FIELDS), dtype=np.int32)))
+    return np.concatenate((items.ravel(), rows.ravel())), len(items), parts
 
 
 def _to_device(numbers: NDArray[np.int32], device: torch.device) -> Tensor:

@@ -7,7 +7,6 @@ order of its choices, so that the result does not depend on which program was do
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,32 +15,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..quantise import GROUP, HALF, quantise
+from .floats import half_of_e4m3
 from .launch import Arch, dot_dtype, launch, power_of_two
-from .quantise import GROUP, HALF, Quantised, quantise_fp8, quantise_int4
 from .routing import Routes, moe_dispatch
 
 _GROUP: tl.constexpr = tl.constexpr(GROUP)
 _HALF: tl.constexpr = tl.constexpr(HALF)
 # Programs of this many blocks of rows take turns over the columns, so that an expert's weights stay in the L2 cache.
 _SWIZZLE: tl.constexpr = tl.constexpr(8)
-
-
-class Form(enum.IntEnum):
-    """How the weights lie."""
-
-    PLAIN = 0  # in the model's dtype
-    FP8 = 1
-    INT4 = 2
+FORMS = ("stored", "fp8", "int4")  # how the weights lie; kernels know a form by its place here
 
 
 @triton.jit
-def _place(blocks, COLUMNS: tl.constexpr):
-    """This program's block of rows and of columns."""
+def _share(order, expert_of_block, blocks, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """What this program works on: an expert (below 0: nothing), BLOCK_M of its pairs and BLOCK_N of N columns."""
+    COLUMNS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     program = tl.program_id(0)
     turn = program // (_SWIZZLE * COLUMNS)
     rows = tl.minimum(blocks - turn * _SWIZZLE, _SWIZZLE)
     inner = program % (_SWIZZLE * COLUMNS)
-    return turn * _SWIZZLE + inner % rows, inner // rows
+    block = turn * _SWIZZLE + inner % rows
+    expert = tl.load(expert_of_block + block).to(tl.int64)
+    pair = tl.load(order + block * BLOCK_M + tl.arange(0, BLOCK_M))
+    return expert, pair, inner // rows * BLOCK_N + tl.arange(0, BLOCK_N)
 
 
 @triton.jit
@@ -72,9 +69,7 @@ def _multiply(
     mask = inside[None, :] & (inner < K)[:, None] if K % BLOCK_K else inside[None, :]
     place = column[None, :].to(tl.int64) * K + inner[:, None]
     if FORM == 1:
-        bits = tl.load(weight + place, mask=mask, other=0).to(tl.uint16)
-        # e4m3 counts its exponent from 7, fp16 from 15: the same bits in fp16 are 2^-8 of the value, subnormals too.
-        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        half = half_of_e4m3(tl.load(weight + place, mask=mask, other=0))
         scale = tl.load(scales + column // _GROUP * KS + start // _GROUP, mask=inside, other=0.0) * 256.0
         return acc + tl.dot(left, half.to(DOT), input_precision="ieee") * scale[None, :]
     right = tl.load(weight + place, mask=mask, other=0.0)
@@ -88,15 +83,13 @@ def moe_gate_up_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[pair] = silu(x gate^T) * (x up^T) for a block of pairs of one expert and a block of its N = I columns."""
-    place = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
-    block = place[0]
-    part = place[1]
-    expert = tl.load(expert_of_block + block).to(tl.int64)
+    share = _share(order, expert_of_block, blocks, N, BLOCK_M, BLOCK_N)
+    expert = share[0]
+    pair = share[1]
+    column = share[2]
     if expert < 0:
         return
-    pair = tl.load(order + block * BLOCK_M + tl.arange(0, BLOCK_M))
     mine = pair < pairs
-    column = part * BLOCK_N + tl.arange(0, BLOCK_N)
     row = x + (pair // CHOICES).to(tl.int64)[:, None] * x_stride
     weight += expert * weight_stride * 2
     scales += expert * scale_stride * 2
@@ -120,15 +113,13 @@ def moe_down_kernel(
     DOT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out[pair] = (active[pair] down^T) * the pair's routing weight, which is 1 for a shared expert."""
-    place = _place(blocks, (N + BLOCK_N - 1) // BLOCK_N)
-    block = place[0]
-    part = place[1]
-    expert = tl.load(expert_of_block + block).to(tl.int64)
+    share = _share(order, expert_of_block, blocks, N, BLOCK_M, BLOCK_N)
+    expert = share[0]
+    pair = share[1]
+    column = share[2]
     if expert < 0:
         return
-    pair = tl.load(order + block * BLOCK_M + tl.arange(0, BLOCK_M))
     mine = pair < pairs
-    column = part * BLOCK_N + tl.arange(0, BLOCK_N)
     row = active + pair.to(tl.int64)[:, None] * K
     weight += expert * weight_stride
     scales += expert * scale_stride
@@ -169,17 +160,17 @@ class Tiles(NamedTuple):
     down: Tile
 
 
-def tiles_of(arch: Arch, dtype: torch.dtype, form: Form, pairs: int, experts: int) -> Tiles:
+def tiles_of(arch: Arch, dtype: torch.dtype, form: str, pairs: int, experts: int) -> Tiles:
     """By the rows that an expert has on average. Every tile here spills nowhere (`arc kernels aot`)."""
     rows = min(128, power_of_two(-(-pairs // experts), 16))
     if dtype == torch.float32:
-        one = Tile(16, 32, 32 if form is Form.PLAIN else HALF, warps=4, stages=2)
+        one = Tile(16, 32, 32 if form == "stored" else HALF, warps=4, stages=2)
         return Tiles(one, one)
     if rows <= 32:
-        few = Tile(rows, 64, HALF, warps=4, stages=2 if arch.amd or form is Form.INT4 else 3)
+        few = Tile(rows, 64, HALF, warps=4, stages=2 if arch.amd or form == "int4" else 3)
         return Tiles(few, few)
     stages = 1 if arch.amd else 3
-    if form is not Form.PLAIN:
+    if form != "stored":
         # Turning bytes into numbers takes registers: more rows would spill.
         columns = 64 if arch.asynchronous or arch.amd else 32
         return Tiles(
@@ -203,11 +194,11 @@ class PackedExperts(NamedTuple):
     experts: int
     shared: int
     inner: int  # I
-    form: Form
+    form: str
 
 
 class TritonMoeExperts:
-    def __init__(self, arch: Arch, form: Form = Form.PLAIN) -> None:
+    def __init__(self, arch: Arch, form: str = "stored") -> None:
         self._arch = arch
         self._form = form
 
@@ -278,7 +269,7 @@ class TritonMoeExperts:
                 "CHOICES": choices,
                 "K": x.shape[1],
                 "N": packed.inner,
-                "FORM": int(packed.form),
+                "FORM": FORMS.index(packed.form),
                 "DOT": dot_dtype(x.dtype),
                 "BLOCK_M": tile.rows,
                 "BLOCK_N": tile.columns,
@@ -322,7 +313,7 @@ class TritonMoeExperts:
                 "TOP_K": top_k,
                 "K": packed.inner,
                 "N": hidden,
-                "FORM": int(packed.form),
+                "FORM": FORMS.index(packed.form),
                 "DOT": dot_dtype(active.dtype),
                 "BLOCK_M": tile.rows,
                 "BLOCK_N": tile.columns,
@@ -337,7 +328,7 @@ class TritonMoeExperts:
 class _Stack:
     """The experts' weights of one kind, written one by one into one tensor, quantised as they come."""
 
-    def __init__(self, total: int, form: Form) -> None:
+    def __init__(self, total: int, form: str) -> None:
         self._total = total
         self._form = form
         self._added = 0
@@ -345,7 +336,7 @@ class _Stack:
 
     def add(self, weight: Tensor) -> None:
         """weight [.., N, K]"""
-        parts = (weight,) if self._form is Form.PLAIN else _quantise(weight, self._form)
+        parts = (weight,) if self._form == "stored" else quantise(weight, self._form)
         if not self._tensors:
             self._tensors = [part.new_empty(self._total, *part.shape) for part in parts]
         for tensor, part in zip(self._tensors, parts, strict=True):
@@ -355,12 +346,3 @@ class _Stack:
     def packed(self) -> tuple[Tensor, Tensor]:
         assert self._added == self._total, f"{self._added} experts came, {self._total} were announced"
         return self._tensors[0], self._tensors[-1]
-
-
-def _quantise(weight: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    quantise = quantise_fp8 if form is Form.FP8 else quantise_int4
-    each: list[Quantised] = [quantise(matrix) for matrix in weight.reshape(-1, *weight.shape[-2:])]
-    values = torch.stack([one.values for one in each])
-    scales = torch.stack([one.scales for one in each])
-    shape = weight.shape[:-2]
-    return values.view(*shape, *values.shape[1:]), scales.view(*shape, *scales.shape[1:])

@@ -1,4 +1,4 @@
-"""Norms, rope and the cache write: one program a token, fp32 inside."""
+"""Norms and rope: one program a token, fp32 inside."""
 
 from __future__ import annotations
 
@@ -54,31 +54,6 @@ def rope_kernel(
     tl.store(place + 1, odd * cos + even * sin, mask=inside)
 
 
-@triton.jit
-def latent_write_kernel(
-    kv, cache, slots, weight, turns, stride, cache_stride, eps,
-    RANK: tl.constexpr, PAIRS: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    place = cache + tl.load(slots + token) * cache_stride
-    column = tl.arange(0, BLOCK_RANK)
-    inside = column < RANK
-    value = tl.load(kv + token * stride + column, mask=inside, other=0.0).to(tl.float32)
-    value *= tl.rsqrt(tl.sum(value * value) / RANK + eps)
-    value *= tl.load(weight + column, mask=inside, other=0.0)
-    tl.store(place + column, value, mask=inside)
-    pair = tl.arange(0, BLOCK_PAIRS)
-    inside_pair = pair < PAIRS
-    factor = turns + (token * PAIRS + pair) * 2
-    cos = tl.load(factor, mask=inside_pair, other=0.0)
-    sin = tl.load(factor + 1, mask=inside_pair, other=0.0)
-    source = kv + token * stride + RANK + 2 * pair
-    even = tl.load(source, mask=inside_pair, other=0.0).to(tl.float32)
-    odd = tl.load(source + 1, mask=inside_pair, other=0.0).to(tl.float32)
-    tl.store(place + RANK + 2 * pair, even * cos - odd * sin, mask=inside_pair)
-    tl.store(place + RANK + 2 * pair + 1, odd * cos + even * sin, mask=inside_pair)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     tokens, n = x.shape
     out = torch.empty(tokens, n, dtype=dtype, device=x.device)
@@ -129,32 +104,6 @@ def rope(x: Tensor, turns: Tensor) -> None:
             "heads": heads,
         },
         {"PAIRS": width // 2, "BLOCK": power_of_two(width // 2), "HEADS": per_program},
-    )
-
-
-def latent_write(
-    kv: Tensor, cache: Tensor, slots: Tensor, *, weight: Tensor, eps: float, turns: Tensor
-) -> None:
-    rank, pairs = weight.shape[0], turns.shape[1]
-    launch(
-        latent_write_kernel,
-        (kv.shape[0],),
-        {
-            "kv": kv,
-            "cache": cache,
-            "slots": slots,
-            "weight": weight,
-            "turns": torch.view_as_real(turns),
-            "stride": kv.stride(0),
-            "cache_stride": cache.stride(0),
-            "eps": eps,
-        },
-        {
-            "RANK": rank,
-            "PAIRS": pairs,
-            "BLOCK_RANK": power_of_two(rank),
-            "BLOCK_PAIRS": power_of_two(pairs),
-        },
     )
 
 

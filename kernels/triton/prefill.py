@@ -19,7 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import latents
 from ..operations import Expand
+from .latents import latent_read
 from .launch import Arch, dot_dtype, launch, power_of_two
 
 _FIELDS = 6
@@ -151,15 +153,16 @@ class TritonMlaPrefill:
         self, q: Tensor, cache: Tensor, plan: PrefillPlan, *, scale: float, rank: int, expand: Expand
     ) -> Tensor:
         tokens, heads, width = q.shape
-        rope = cache.shape[1] - rank
         carry = len(plan.windows) > 1
         q = q if q.stride(2) == 1 else q.contiguous()
         out: Tensor | None = None
         lse = torch.empty(tokens if carry else 0, heads, dtype=torch.float32, device=q.device)
         for window in plan.windows:
             kv = cache.index_select(0, window.slots)
-            key, value = (each if each.stride(2) == 1 else each.contiguous() for each in expand(kv[:, :rank]))
-            size = value.shape[2]
+            latent = latent_read(kv, rank, q.dtype) if latents.in_fp8(kv) else kv[:, :rank]
+            key, value = (each if each.stride(2) == 1 else each.contiguous() for each in expand(latent))
+            nope, size = key.shape[2], value.shape[2]
+            rotated = latents.rope_part(kv, rank, width - nope, q.dtype)
             if out is None:
                 dtype = torch.float32 if carry else q.dtype
                 out = torch.empty(tokens, heads, size, dtype=dtype, device=q.device)
@@ -169,7 +172,7 @@ class TritonMlaPrefill:
                 {
                     "q": q,
                     "key": key,
-                    "rotated": kv[:, rank:],
+                    "rotated": rotated,
                     "value": value,
                     "items": window.items,
                     "out": out,
@@ -179,17 +182,17 @@ class TritonMlaPrefill:
                     "q_head": q.stride(1),
                     "key_head": key.stride(0),
                     "key_token": key.stride(1),
-                    "rotated_token": kv.stride(0),
+                    "rotated_token": rotated.stride(0),
                     "value_head": value.stride(0),
                     "value_token": value.stride(1),
                     "heads": heads,
                 },
                 {
-                    "NOPE": width - rope,
-                    "ROPE": rope,
+                    "NOPE": nope,
+                    "ROPE": width - nope,
                     "V": size,
-                    "BLOCK_NOPE": power_of_two(width - rope, 16),
-                    "BLOCK_ROPE": power_of_two(rope, 16),
+                    "BLOCK_NOPE": power_of_two(nope, 16),
+                    "BLOCK_ROPE": power_of_two(width - nope, 16),
                     "BLOCK_V": power_of_two(size, 16),
                     "BLOCK_M": self._tile.queries,
                     "BLOCK_N": self._tile.keys,

@@ -1,20 +1,21 @@
-"""What int8 and int4 weights cost: the carried model's loss and its choices, against the weights as stored.
+"""What weights and latents in fewer bits cost: the carried model's loss and its choices, against both as stored.
 
     python -m tests.bench.weights [--tokens N]
 
-The text is the model's own at temperature 0.7, drawn with the weights as stored from an empty context, so that all see
+The text is the model's own at temperature 0.7, drawn with all as stored from an empty context, so that all see
 the same tokens and nothing needs to be fetched. Loss is in nats a token; a changed choice is another most likely token.
 """
 
 from __future__ import annotations
 
 import argparse
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from arc.engine.folder import CARRIED
 from arc.engine.model.batch import ForwardBatch
-from arc.engine.model.cache import LatentCache
+from arc.engine.model.cache import LatentCache, slot_of
 from arc.engine.model.checkpoint import Checkpoint
 from arc.engine.model.deepseek import DeepseekModel
 from arc.engine.model.hf_config import read_config
@@ -25,23 +26,39 @@ PAGE = 16
 ROWS = 16
 
 
-def load(weights: str) -> DeepseekModel:
+class Kept(NamedTuple):
+    backend: str
+    weights: str
+    latents: str
+
+
+RUNS = {
+    "stored": Kept("native", "stored", "stored"),
+    "int8": Kept("native", "int8", "stored"),
+    "int4": Kept("native", "int4", "stored"),
+    "stored, torch": Kept("torch", "stored", "stored"),
+    "experts in int4": Kept("torch", "int4", "stored"),
+    "experts in fp8": Kept("torch", "fp8", "stored"),
+    "latents in fp8": Kept("torch", "stored", "fp8"),
+}
+
+
+def load(kept: Kept) -> DeepseekModel:
     config = read_config(CARRIED)
     source = Checkpoint(CARRIED, config, dtype=torch.bfloat16, device=CPU)
-    kernels = resolve("native", Target(CPU, torch.bfloat16, weights))
+    kernels = resolve(kept.backend, Target(CPU, torch.bfloat16, kept.weights, latents=kept.latents))
     return DeepseekModel(config, source, dtype=torch.bfloat16, device=CPU, kernels=kernels)
 
 
 class Rows:
     """ROWS sequences that grow together."""
 
-    def __init__(self, model: DeepseekModel, tokens: int) -> None:
+    def __init__(self, model: DeepseekModel, latents: str, tokens: int) -> None:
         pages = -(-tokens // PAGE)
         config = model.config
         self.model = model
-        self.cache = LatentCache(
-            config.layers, ROWS * pages, PAGE, config.latent_width, dtype=model.dtype, device=CPU
-        )
+        width, dtype = slot_of(config, model.dtype, latents)
+        self.cache = LatentCache(config.layers, ROWS * pages, PAGE, width, dtype=dtype, device=CPU)
         self.tables = torch.arange(ROWS * pages).view(ROWS, pages)
 
     def logits(self, tokens: torch.Tensor, place: int) -> torch.Tensor:
@@ -66,7 +83,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each of the sequences")
     args = parser.parse_args()
     torch.manual_seed(0)
-    runs = {name: Rows(load(name), args.tokens) for name in ("stored", "int8", "int4")}
+    runs = {name: Rows(load(kept), kept.latents, args.tokens) for name, kept in RUNS.items()}
     begin = torch.zeros(ROWS, dtype=torch.int64)
     totals = dict.fromkeys(runs, 0.0)
     changed = dict.fromkeys(runs, 0)

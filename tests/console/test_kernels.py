@@ -28,7 +28,7 @@ def test_a_running_engine_says_who_runs_what(running: Running) -> None:
     assert lines[0] == "bfloat16 on cpu"
     assert lines[2].split(maxsplit=2) == ["rope", "torch", "triton: the device is cpu"]
     assert lines[-2:] == [
-        "graphs of 1, 2 rows: 7 steps replayed; run as ever: 3 prompt rows",
+        "graphs of 1, 2 rows; of 1, 2 rows of up to 3 queries: 7 steps replayed; run as ever: 3 prompt rows",
         "no graph of 4 rows: out of memory",
     ]
     answer = json.loads(run("kernels", "--json").output)

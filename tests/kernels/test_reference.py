@@ -14,7 +14,7 @@ from arc.kernels.reference.groups import cut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .oracles import Spec, prompt_attention
+from .oracles import Paged, Spec, decode_attention, prompt_attention
 
 CPU = torch.device("cpu")
 OPS = resolve("torch", Target(CPU, torch.float32))
@@ -194,23 +194,6 @@ def test_cutting_many_rows_asks_a_bounded_number_of_times(rows):
     assert len(asked) <= 33 * 34 / 2
 
 
-class Paged:
-    """Rows of random latents on shuffled pages."""
-
-    def __init__(self, lengths: list[int], page_size: int, width: int, dtype: torch.dtype) -> None:
-        most = -(-max(lengths) // page_size)
-        self.tables = 1 + torch.randperm(len(lengths) * most).view(len(lengths), most)
-        self.cache = torch.randn((len(lengths) * most + 1) * page_size, width).to(dtype)
-        for row, length in enumerate(lengths):
-            self.tables[row, -(-length // page_size) :] = 0
-        self.rows = [
-            torch.cat([self.cache[p * page_size : (p + 1) * page_size] for p in table.tolist()])[
-                :length
-            ].double()
-            for table, length in zip(self.tables, lengths, strict=True)
-        ]
-
-
 LENGTHS = [
     [1],
     [16],
@@ -227,32 +210,27 @@ LENGTHS = [
 @pytest.mark.parametrize("width", [24, 3000])  # wide rows make more groups
 def test_decode_attention_of_ragged_rows(dtype, lengths, width):
     torch.manual_seed(len(lengths))
-    paged = Paged(lengths, 8, width, dtype)
-    q, rank, scale = torch.randn(len(lengths), 3, width).to(dtype), width - 8, width**-0.5
+    rank, scale = width - 8, width**-0.5
+    paged = Paged(lengths, 8, rank, 8, dtype, poison=9.0)
+    q = torch.randn(len(lengths), 3, width).to(dtype)
     plan = OPS.mla_decode.plan(lengths, [1] * len(lengths), paged.tables, 8, width)
     got = OPS.mla_decode(q, paged.cache, plan, scale=scale, rank=rank)
-    want = [(q[r].double() @ kv.T * scale).softmax(-1) @ kv[:, :rank] for r, kv in enumerate(paged.rows)]
-    near(got, torch.stack(want), dtype)
+    near(got, decode_attention(q, paged.rows, [1] * len(lengths), scale, rank)[0], dtype)
 
 
 @DTYPES
 def test_each_draft_sees_what_comes_before_it(dtype):
     lengths, counts = [4, 17, 300, 9, 16], [4, 1, 3, 2, 5]
     heads, rank, width, scale = 3, 16, 24, 0.3
-    paged = Paged(lengths, 8, width, dtype)
+    paged = Paged(lengths, 8, rank, width - rank, dtype, poison=9.0)
     q = torch.randn(sum(counts), heads, width).to(dtype)
     plan = OPS.mla_decode.plan(lengths, counts, paged.tables, 8, width)
     got = OPS.mla_decode(q, paged.cache, plan, scale=scale, rank=rank)
-    want: list[torch.Tensor] = []
-    for length, count, kv in zip(lengths, counts, paged.rows, strict=True):
-        for seen in range(length - count + 1, length + 1):
-            scores = q[len(want)].double() @ kv[:seen].T * scale
-            want.append(scores.softmax(-1) @ kv[:seen, :rank])
-    near(got, torch.stack(want), dtype)
+    near(got, decode_attention(q, paged.rows, counts, scale, rank)[0], dtype)
 
 
 def test_spread_rows_are_cut_into_groups():
-    paged = Paged([900, 4, 880, 3], 8, 3000, torch.float32)
+    paged = Paged([900, 4, 880, 3], 8, 2992, 8, torch.float32)
     plan = OPS.mla_decode.plan([900, 4, 880, 3], [1] * 4, paged.tables, 8, 3000)
     assert [group.rows for group in plan.groups] == [2, 2]
     assert plan.take is not None
@@ -277,7 +255,7 @@ def test_prompt_attention_of_ragged_rows(dtype, chunks):
     torch.manual_seed(len(chunks))
     heads, rank, nope, rope, v = 3, 16, 8, 8, 12
     lengths, counts = [length for length, _ in chunks], [count for _, count in chunks]
-    paged = Paged(lengths, 8, rank + rope, dtype)
+    paged = Paged(lengths, 8, rank, rope, dtype, poison=9.0)
     key_up, value_up = (torch.randn(heads, n, rank).to(dtype) / 4 for n in (nope, v))
     packed = OPS.kv_up.pack(key_up, value_up)
     q, scale = torch.randn(sum(counts), heads, nope + rope).to(dtype), 0.3

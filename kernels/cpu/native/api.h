@@ -234,10 +234,12 @@ enum Operation : int32_t {
 } // namespace arc
 
 extern "C" {
-// The levels that were built, best first, as text: "avx512_bf16 avx512 avx2 plain".
+// The levels that were built, the most of a processor first, as text: "avx512_bf16 avx512 avx2 plain".
 const char *arc_levels();
 // Whether this processor runs a level.
 int32_t arc_runs(int32_t level);
+// The level, by its place in that text, that is fastest on this processor.
+int32_t arc_fastest();
 void *arc_pool_new();
 void arc_pool_delete(void *pool);
 int64_t arc_workspace(int32_t operation, int32_t type, const void *call);

@@ -28,9 +28,9 @@ template <int G> inline void query_panel(const bf16 *q, int columns, int width, 
     }
 }
 
-// scores [AT_ONCE, G] of AT_ONCE tokens.
+// scores [AT_ONCE, G] of AT_ONCE tokens. `next`: as in decode.h's score.
 template <int G>
-inline void dot_scores(const bf16 *const *tokens, int width, const uint32_t *panel, float *scores) {
+inline void dot_scores(const bf16 *const *tokens, const bf16 *const *next, int width, const uint32_t *panel, float *scores) {
     constexpr int STEP = G == 8 ? 4 : 2;
     auto spread = [](const bf16 *from) {
         if constexpr (G == 8) {
@@ -48,6 +48,9 @@ inline void dot_scores(const bf16 *const *tokens, int width, const uint32_t *pan
     for (int r = 0; r < AT_ONCE; ++r) sums[0][r] = sums[1][r] = _mm512_setzero_ps();
     int i = 0;
     for (; i + 2 * STEP <= width; i += 2 * STEP) {
+        if (i % 32 == 0) { // a cache line of 64 bytes
+            for (int r = 0; r < AT_ONCE; ++r) prefetch(next[r] + i);
+        }
         __m512bh first = as_pairs(_mm512_loadu_si512(panel)), second = as_pairs(_mm512_loadu_si512(panel + 16));
         panel += 32;
         for (int r = 0; r < AT_ONCE; ++r) sums[0][r] = _mm512_dpbf16_ps(sums[0][r], spread(tokens[r] + i), first);
@@ -148,20 +151,13 @@ inline void dot_values(const bf16 *const *tokens, int count, int rank, const uin
     }
 }
 
-inline void prefetch_tokens(const bf16 *const *tokens, int count, int width) {
-    for (int t = 0; t < count; ++t) {
-        auto *row = reinterpret_cast<const char *>(tokens[t]);
-        for (int i = 0; i < width * 2; i += 64) _mm_prefetch(row + i, _MM_HINT_T0);
-    }
-}
-
 // One group of up to G columns, from `column` on, against the tokens of a block.
 template <int G>
-inline void dot_group(const bf16 *const *tokens, int start, int count, int width, int rank, const uint32_t *panel, int used,
+inline void dot_group(const bf16 *const *tokens, const bf16 *const *next, int start, int count, int width, int rank, const uint32_t *panel, int used,
                       const int *visible, float scale, Partial partial, int column) {
     alignas(64) float scores[BLOCK * G], correction[16];
     alignas(64) uint32_t weights[BLOCK / 2 * G];
-    for (int t = 0; t < count; t += AT_ONCE) dot_scores<G>(tokens + t, width, panel, scores + t * G);
+    for (int t = 0; t < count; t += AT_ONCE) dot_scores<G>(tokens + t, next + t, width, panel, scores + t * G);
     int even = (count + 1) / 2 * 2, least = visible[0]; // of the columns; the first query sees least
     for (int i = 0; i < even * G; i += 16) store(scores + i, load(scores + i) * scale);
     for (int t = max(0, min(count, least - start)); t < even; ++t) {
@@ -199,16 +195,15 @@ inline void attend(const bf16 *q, int columns, const bf16 *cache, int width, int
         int count = min(BLOCK, last - start), after = min(BLOCK, last - start - count);
         // Past the last token stands the last one again, with a weight of zero.
         for (int t = count; t < BLOCK; ++t) tokens[t] = tokens[count - 1];
-        if (after > 0) {
-            pages.rows(cache, width, start + count, after, next);
-            prefetch_tokens(next, after, width);
-        }
+        if (after > 0) pages.rows(cache, width, start + count, after, next);
+        for (int t = after; t < BLOCK; ++t) next[t] = after > 0 ? next[after - 1] : tokens[0];
         for (int g = 0; g < groups; ++g) {
             int column = g * 16, used = min(16, columns - column);
+            const bf16 **soon = g == 0 ? next : tokens; // once is enough
             if (used <= 8) {
-                dot_group<8>(tokens, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
+                dot_group<8>(tokens, soon, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
             } else {
-                dot_group<16>(tokens, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
+                dot_group<16>(tokens, soon, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
             }
         }
     }

@@ -48,13 +48,40 @@ inline int inner_stride(const Gated &mlp) { return mlp.gate_up.n / 2; }
 
 // One panel of silu(x gate^T) * (x up^T) * weight, for rows of x. active [rows, inner_stride].
 template <typename T, class RowOf>
-inline void gated_panel(int rows, const Gated &mlp, int number, Scratch &scratch, RowOf &&row_of, const float *weights,
-                        T *active) {
+inline void gated_panel(int rows, const Gated &mlp, int number, const void *soon, Scratch &scratch, RowOf &&row_of,
+                        const float *weights, T *active) {
     int stride = inner_stride(mlp);
-    panel_product<T>(rows, mlp.gate_up, number, scratch, row_of, [&](int row, float *c) {
+    panel_product<T>(rows, mlp.gate_up, number, soon, scratch, row_of, [&](int row, float *c) {
         Floats weight = splat(weights == nullptr ? 1.0f : weights[row]);
         T *to = active + int64_t(row) * stride + number * INNER;
         for (int i = 0; i < INNER; i += LANES) store(to + i, silu(load(c + i)) * load(c + INNER + i) * weight);
+    });
+}
+
+// The first products of all experts that have tokens: an item is one panel of one of them.
+struct ExpertPanels {
+    ExpertPanels(const Gated *experts, const Dispatch &pairs, int used)
+        : experts(experts), pairs(pairs), panels(inner_stride(experts[0]) / INNER), items(used * panels) {}
+    int expert(int item) const { return pairs.used[item / panels]; }
+    const void *soon(int next) const {
+        return next < items ? panel_data(experts[expert(next)].gate_up, next % panels) : nullptr;
+    }
+    const Gated *experts;
+    const Dispatch &pairs;
+    const int panels, items;
+};
+
+// x_of(token) gives a row of x; active [pairs, inner_stride].
+template <typename T, class XOf>
+inline void routed_gated(Worker &worker, const ExpertPanels &all, XOf &&x_of, T *active) {
+    const Dispatch &pairs = all.pairs;
+    worker.each(all.items, [&](int item) {
+        int expert = all.expert(item), start = pairs.starts[expert];
+        const Gated &mlp = all.experts[expert];
+        gated_panel<T>(
+            pairs.starts[expert + 1] - start, mlp, item % all.panels, all.soon(worker.next(item)), worker.scratch,
+            [&](int i) { return x_of(pairs.tokens[start + i]); }, pairs.weights + start,
+            active + int64_t(start) * inner_stride(mlp));
     });
 }
 
@@ -79,8 +106,9 @@ inline void routed_down_panel(const Gated *experts, const Dispatch &pairs, int u
         if (start == end) continue;
         Panel columns = panel(expert.down.n, number);
         int64_t stride = inner_stride(expert);
+        const void *soon = u + 1 < used ? panel_data(experts[pairs.used[u + 1]].down, number) : nullptr;
         panel_product<T>(
-            end - start, expert.down, number, scratch, [&](int i) { return active + (start + i) * stride; },
+            end - start, expert.down, number, soon, scratch, [&](int i) { return active + (start + i) * stride; },
             [&](int i, float *c) { add(pairs.tokens[start + i], columns.column, columns.used, c); });
     }
 }
@@ -90,7 +118,7 @@ inline void down_panel(const Gated &mlp, const T *active, int number, int first,
     Panel columns = panel(mlp.down.n, number);
     int64_t stride = inner_stride(mlp);
     panel_product<T>(
-        last - first, mlp.down, number, scratch, [&](int i) { return active + (first + i) * stride; },
+        last - first, mlp.down, number, nullptr, scratch, [&](int i) { return active + (first + i) * stride; },
         [&](int i, float *c) { add(first + i, columns.column, columns.used, c); });
 }
 

@@ -63,7 +63,7 @@ template <typename T> inline void gated_job(Worker &worker, void *arguments) {
     worker.each(grid.items(), [&](int item) {
         int first = grid.first(item);
         gated_panel<T>(
-            grid.count(item), call.mlp, grid.panel(item), worker.scratch,
+            grid.count(item), call.mlp, grid.panel(item), grid.soon(call.mlp.gate_up, worker.next(item)), worker.scratch,
             [&](int i) { return static_cast<const T *>(call.x) + int64_t(first + i) * hidden; }, nullptr,
             active + int64_t(first) * stride);
     });
@@ -76,8 +76,8 @@ template <typename T> inline void heads_job(Worker &worker, void *arguments) {
     auto &call = *static_cast<HeadsCall *>(arguments);
     int n = call.matrices.first.n;
     worker.each(call.heads * panels(n), [&](int item) {
-        head_item<T>(item, call.tokens, call.matrices, static_cast<const T *>(call.x), call.token_stride, call.head_stride,
-                     static_cast<T *>(call.out), int64_t(call.heads) * n, n, worker.scratch);
+        head_item<T>(item, worker.next(item), call.tokens, call.matrices, call.heads, static_cast<const T *>(call.x),
+                     call.token_stride, call.head_stride, static_cast<T *>(call.out), int64_t(call.heads) * n, n, worker.scratch);
     });
 }
 
@@ -105,7 +105,8 @@ template <typename T> inline void expand_job(Worker &worker, void *arguments) {
             int rows = min(TILE_ROWS, up.nope - d);
             const T *a[TILE_ROWS];
             for (int r = 0; r < rows; ++r) a[r] = key_rows + int64_t(d + r) * up.rank;
-            times<false>(a, rows, up.rank, latents + first / KEYS * size, KEYS, c, WIDE, KEYS, worker.scratch);
+            auto *panel = latents + first / KEYS * size;
+            times<false>(a, rows, up.rank, panel, KEYS, c, WIDE, KEYS, panel, worker.scratch);
             for (int r = 0; r < rows; ++r) {
                 const float *sums = c + r * WIDE;
                 T *to = keys + int64_t(d + r) * length;
@@ -117,7 +118,7 @@ template <typename T> inline void expand_job(Worker &worker, void *arguments) {
         for (int number = 0; number < panels(up.v); ++number) {
             int column = panel(up.v, number).column, used = panel(up.v, number).used;
             panel_product<T>(
-                count, value, number, worker.scratch, [&](int i) { return token(first + i); },
+                count, value, number, nullptr, worker.scratch, [&](int i) { return token(first + i); },
                 [&](int i, float *sums) {
                     T *to = values + int64_t(i) * up.v + column;
                     lanes(used, [&](int, auto get, auto put) { put(to, get(sums)); });
@@ -225,18 +226,11 @@ template <typename T> inline void experts_job(Worker &worker, void *arguments) {
     worker.each(grid.items(), [&](int item) {
         int first = grid.first(item);
         gated_panel<T>(
-            grid.count(item), call.shared, grid.panel(item), worker.scratch, [&](int i) { return x(first + i); }, nullptr,
-            space.shared_active + int64_t(first) * inner_stride(call.shared));
+            grid.count(item), call.shared, grid.panel(item), grid.soon(call.shared.gate_up, worker.next(item)), worker.scratch,
+            [&](int i) { return x(first + i); }, nullptr, space.shared_active + int64_t(first) * inner_stride(call.shared));
     });
-    int used = *space.used, count = inner_stride(call.experts[0]) / INNER;
-    worker.each(used * count, [&](int item) {
-        int expert = pairs.used[item / count], start = pairs.starts[expert];
-        const Gated &mlp = call.experts[expert];
-        gated_panel<T>(
-            pairs.starts[expert + 1] - start, mlp, item % count, worker.scratch,
-            [&](int i) { return x(pairs.tokens[start + i]); }, pairs.weights + start,
-            space.active + int64_t(start) * inner_stride(mlp));
-    });
+    int used = *space.used;
+    routed_gated<T>(worker, ExpertPanels(call.experts, pairs, used), x, space.active);
     int columns = panels(call.hidden), blocks = (call.tokens + TOKEN_BLOCK - 1) / TOKEN_BLOCK;
     worker.each(columns * blocks, [&](int item) {
         int first = item / columns * TOKEN_BLOCK, last = min(call.tokens, first + TOKEN_BLOCK);

@@ -134,7 +134,7 @@ void Pool::run(int threads, Job job, void *context) {
     if (threads > 1 && lock.owns_lock()) return run_team(threads, job, context);
     Team alone;
     Scratch scratch;
-    Worker worker(alone, lock.owns_lock() ? scratch_ : scratch, 0, true);
+    Worker worker(alone, lock.owns_lock() ? scratch_ : scratch, 0, true, 1);
     job(worker, context);
 }
 
@@ -157,7 +157,7 @@ void Pool::run_team(int threads, Job job, void *context) {
     open_.store(true, std::memory_order_seq_cst);
     call_number_.fetch_add(1, std::memory_order_seq_cst);
     if (idlers_.load(std::memory_order_seq_cst) > 0) wake_all(&call_number_);
-    Worker worker(team_, scratch_, phase_, true);
+    Worker worker(team_, scratch_, phase_, true, threads);
     job(worker, context);
     // The context is the caller's: nobody may still look at it when this returns.
     open_.store(false, std::memory_order_seq_cst);
@@ -180,7 +180,7 @@ void Pool::work(int number) {
         if (stop_.load()) return;
         inside_.fetch_add(1, std::memory_order_seq_cst);
         if (open_.load(std::memory_order_seq_cst) && number < wanted_) {
-            Worker worker(team_, *scratches_[size_t(number)], phase_, false);
+            Worker worker(team_, *scratches_[size_t(number)], phase_, false, wanted_ + 1);
             job_(worker, context_);
         }
         inside_.fetch_sub(1, std::memory_order_seq_cst);

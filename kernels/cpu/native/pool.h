@@ -55,8 +55,8 @@ class Team;
 // therefore may depend on what an earlier phase wrote only where nothing later in the job writes it again.
 class Worker {
 public:
-    Worker(Team &team, Scratch &scratch, uint32_t phase, bool first)
-        : scratch(scratch), first(first), team_(team), phase_(phase) {}
+    Worker(Team &team, Scratch &scratch, uint32_t phase, bool first, int threads)
+        : scratch(scratch), first(first), threads_(threads), team_(team), phase_(phase) {}
 
     // Runs body(i) once for each i in [0, items), by any thread; returns when all of them are done.
     template <typename Body> void each(int items, Body &&body) {
@@ -69,10 +69,14 @@ public:
         pass();
     }
 
+    // The item that this thread takes after `item` if all are equally fast; it may be past the last one.
+    int next(int item) const { return item + threads_; }
+
     Scratch &scratch;
     const bool first; // the thread that called
 
 private:
+    const int threads_;
     int claim(int items);
     void finish(int items);
     void pass();

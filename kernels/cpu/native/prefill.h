@@ -79,7 +79,7 @@ inline void expand_keys(const T *key_rows, int nope, int rank, const typename St
         int rows = min(TILE_ROWS, nope - d);
         const T *a[TILE_ROWS];
         for (int r = 0; r < rows; ++r) a[r] = key_rows + int64_t(d + r) * rank;
-        times<false>(a, rows, rank, latents, KEYS, c, WIDE, KEYS, scratch);
+        times<false>(a, rows, rank, latents, KEYS, c, WIDE, KEYS, latents, scratch);
         store_rows(c, WIDE, rows, keys + int64_t(d / Stored<T>::STEP) * KEYS, KEYS, KEYS);
     }
 }
@@ -98,7 +98,8 @@ inline void expand_values(const T *const *tokens, int count, const Matrix &value
             int room = min(TILE_ROWS, KEYS - t), rows = max(0, min(room, count - t));
             const T *a[TILE_ROWS];
             for (int r = 0; r < rows; ++r) a[r] = tokens[t + r];
-            if (rows > 0) times_panel(a, rows, value_up, columns, c, scratch);
+            const void *data = panel_data(value_up, number);
+            if (rows > 0) times_panel(a, rows, value_up, columns, data, data, c, scratch);
             for (int i = rows * WIDE; i < room * WIDE; ++i) c[i] = 0;
             store_rows(c, WIDE, room, values + int64_t(t / STEP) * stride + columns.column, stride, width);
         }
@@ -126,9 +127,9 @@ inline void attend_prompt(const T *q, int64_t q_stride, int count, int first, in
             if (b * KEYS > first + start + rows - 1) continue; // nobody of the tile sees the block
             const T *a[TILE_ROWS];
             for (int r = 0; r < rows; ++r) a[r] = q + (start + r) * q_stride;
-            times<false>(a, rows, nope, block.keys, KEYS, scores, KEYS, KEYS, scratch);
+            times<false>(a, rows, nope, block.keys, KEYS, scores, KEYS, KEYS, block.keys, scratch);
             for (int r = 0; r < rows; ++r) a[r] += nope;
-            times<true>(a, rows, rope, ropes_of(b), KEYS, scores, KEYS, KEYS, scratch);
+            times<true>(a, rows, rope, ropes_of(b), KEYS, scores, KEYS, KEYS, ropes_of(b), scratch);
             for (int r = 0; r < rows; ++r) {
                 float *row = scores + r * KEYS;
                 int i = start + r, seen = min(KEYS, first + i + 1 - b * KEYS);
@@ -155,7 +156,8 @@ inline void attend_prompt(const T *q, int64_t q_stride, int count, int first, in
                 }
                 a[r] = weights + r * KEYS;
             }
-            times<true>(a, rows, KEYS, block.values, stride, sums + int64_t(start) * stride, stride, stride, scratch);
+            times<true>(a, rows, KEYS, block.values, stride, sums + int64_t(start) * stride, stride, stride, block.values,
+                        scratch);
         }
     }
     for (int i = 0; i < count; ++i) {

@@ -2,6 +2,9 @@
 //
 // A tile of up to TILE_ROWS rows and one panel's columns is summed up in registers over all of k, in fp32. What is done
 // with the sums is the caller's: it gets them in a small buffer, which costs little beside the loop over k.
+//
+// Memory is slower than the products of a few rows, and a panel's first tile waits for it, while later ones find it in the
+// cache. So the last tile asks for the panel that comes next (`soon`) as it goes along.
 
 #pragma once
 
@@ -23,37 +26,38 @@ struct Tiles {
 struct ReadFloats {
     static constexpr int STEP = 1;
     typedef float Value;
-    static void read(const float *from, Floats *values) { values[0] = load(from); }
+    static Floats read(const float *from, int) { return load(from); }
 };
 
 struct ReadPairs {
     static constexpr int STEP = 2;
     typedef uint32_t Value;
-    static void read(const uint32_t *from, Floats *values) {
+    static Floats read(const uint32_t *from, int s) {
         Words both;
         std::memcpy(&both, from, sizeof both);
-        values[0] = (Floats)(both << 16);
-        values[1] = (Floats)(both & 0xffff0000u);
+        return (Floats)(s == 0 ? both << 16 : both & 0xffff0000u);
     }
 };
 
 // c[r][0 .. V * LANES) (+)= sum over k of a[r][k * A_STEP] * B[k][...]. B's rows (of STEP values of k) are `stride` values apart.
-// a has k values a row, or one zero more where STEP asks for it.
+// a has k values a row, or one zero more where STEP asks for it. soon: laid out like b.
 template <class B, int R, int V, bool ADD, int A_STEP = 1>
-inline void block(const float *const *a, int k, const typename B::Value *b, int64_t stride, float *c, int c_stride) {
+inline void block(const float *const *a, int k, const typename B::Value *b, int64_t stride, float *c, int c_stride,
+                  const typename B::Value *soon) {
     Floats sums[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) sums[r][v] = ADD ? load(c + r * c_stride + v * LANES) : Floats{};
     }
     const float *rows[R];
     for (int r = 0; r < R; ++r) rows[r] = a[r];
-    for (int i = 0; i < k; i += B::STEP, b += stride) {
-        Floats values[V][B::STEP];
-        for (int v = 0; v < V; ++v) B::read(b + v * LANES, values[v]);
+    for (int i = 0; i < k; i += B::STEP, b += stride, soon += stride) {
+        for (int v = 0; v < V; ++v) prefetch(soon + v * LANES);
         for (int s = 0; s < B::STEP; ++s) {
+            Floats values[V];
+            for (int v = 0; v < V; ++v) values[v] = B::read(b + v * LANES, s);
             for (int r = 0; r < R; ++r) {
                 Floats x = splat(rows[r][(i + s) * A_STEP]);
-                for (int v = 0; v < V; ++v) sums[r][v] += x * values[v][s];
+                for (int v = 0; v < V; ++v) sums[r][v] += x * values[v];
             }
         }
     }
@@ -64,19 +68,22 @@ inline void block(const float *const *a, int k, const typename B::Value *b, int6
 
 template <class B, int R, bool ADD, int A_STEP = 1>
 inline void column_blocks(const float *const *a, int k, const typename B::Value *b, int64_t stride, float *c, int c_stride,
-                    int width) {
+                          int width, const typename B::Value *soon) {
     int column = 0;
     for (; column + VECTORS * LANES <= width; column += VECTORS * LANES) {
-        block<B, R, VECTORS, ADD, A_STEP>(a, k, b + column, stride, c + column, c_stride);
+        block<B, R, VECTORS, ADD, A_STEP>(a, k, b + column, stride, c + column, c_stride, soon + column);
     }
-    for (; column < width; column += LANES) block<B, R, 1, ADD, A_STEP>(a, k, b + column, stride, c + column, c_stride);
+    for (; column < width; column += LANES) {
+        block<B, R, 1, ADD, A_STEP>(a, k, b + column, stride, c + column, c_stride, soon + column);
+    }
 }
 
 #if ARC_BF16_DOT
 
 // The same on pairs, by the processor's own dot product: fp32 sums of bf16 products, two at a time.
 template <int R, int V, bool ADD>
-inline void pair_block(const bf16 *const *a, int k, const uint32_t *b, int64_t stride, float *c, int c_stride) {
+inline void pair_block(const bf16 *const *a, int k, const uint32_t *b, int64_t stride, float *c, int c_stride,
+                       const uint32_t *soon) {
     __m512 sums[R][V];
     for (int r = 0; r < R; ++r) {
         for (int v = 0; v < V; ++v) sums[r][v] = ADD ? _mm512_loadu_ps(c + r * c_stride + v * 16) : _mm512_setzero_ps();
@@ -84,6 +91,7 @@ inline void pair_block(const bf16 *const *a, int k, const uint32_t *b, int64_t s
     const bf16 *rows[R];
     for (int r = 0; r < R; ++r) rows[r] = a[r];
     auto step = [&](auto &&pair) {
+        for (int v = 0; v < V; ++v) prefetch(soon + v * 16);
         __m512bh values[V];
         for (int v = 0; v < V; ++v) values[v] = (__m512bh)_mm512_loadu_si512(b + v * 16);
         for (int r = 0; r < R; ++r) {
@@ -91,6 +99,7 @@ inline void pair_block(const bf16 *const *a, int k, const uint32_t *b, int64_t s
             for (int v = 0; v < V; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, values[v]);
         }
         b += stride;
+        soon += stride;
     };
     int i = 0;
     for (; i + 2 <= k; i += 2) {
@@ -107,11 +116,15 @@ inline void pair_block(const bf16 *const *a, int k, const uint32_t *b, int64_t s
 }
 
 template <int R, bool ADD>
-inline void pair_columns(const bf16 *const *a, int k, const uint32_t *b, int64_t stride, float *c, int c_stride,
-                         int width) {
+inline void pair_columns(const bf16 *const *a, int k, const uint32_t *b, int64_t stride, float *c, int c_stride, int width,
+                         const uint32_t *soon) {
     int column = 0;
-    for (; column + 64 <= width; column += 64) pair_block<R, 4, ADD>(a, k, b + column, stride, c + column, c_stride);
-    for (; column < width; column += 16) pair_block<R, 1, ADD>(a, k, b + column, stride, c + column, c_stride);
+    for (; column + 64 <= width; column += 64) {
+        pair_block<R, 4, ADD>(a, k, b + column, stride, c + column, c_stride, soon + column);
+    }
+    for (; column < width; column += 16) {
+        pair_block<R, 1, ADD>(a, k, b + column, stride, c + column, c_stride, soon + column);
+    }
 }
 
 #endif
@@ -152,35 +165,40 @@ template <typename T> inline void widen_rows(const T *const *a, int rows, int k,
 inline int64_t widened_size(int k) { return TILE_ROWS * round_up(k + 1, LANES); }
 
 // c[rows][width] (+)= a B with B in the model's own type, laid out as a panel is, `stride` columns a step of k. rows <=
-// TILE_ROWS, width a multiple of NARROW.
+// TILE_ROWS, width a multiple of NARROW. soon: what is read after B, or B.
 template <bool ADD>
 inline void times(const float *const *a, int rows, int k, const float *b, int64_t stride, float *c, int c_stride, int width,
-                  Scratch &) {
-    with_rows(rows, [&](auto r) { column_blocks<ReadFloats, r, ADD>(a, k, b, stride, c, c_stride, width); });
+                  const float *soon, Scratch &) {
+    with_rows(rows, [&](auto r) { column_blocks<ReadFloats, r, ADD>(a, k, b, stride, c, c_stride, width, soon); });
 }
 template <bool ADD>
 inline void times(const bf16 *const *a, int rows, int k, const uint32_t *b, int64_t stride, float *c, int c_stride,
-                  int width, Scratch &scratch) {
+                  int width, const uint32_t *soon, Scratch &scratch) {
 #if ARC_BF16_DOT
     (void)scratch;
-    with_rows(rows, [&](auto r) { pair_columns<r, ADD>(a, k, b, stride, c, c_stride, width); });
+    with_rows(rows, [&](auto r) { pair_columns<r, ADD>(a, k, b, stride, c, c_stride, width, soon); });
 #else
     Scratch::Hold hold(scratch);
     const float *wide[TILE_ROWS];
     widen_rows(a, rows, k, scratch.take<float>(size_t(widened_size(k))), wide);
-    with_rows(rows, [&](auto r) { column_blocks<ReadPairs, r, ADD>(wide, k, b, stride, c, c_stride, width); });
+    with_rows(rows, [&](auto r) { column_blocks<ReadPairs, r, ADD>(wide, k, b, stride, c, c_stride, width, soon); });
 #endif
 }
 
-// c[rows][WIDE] = a times one panel of a weight in bf16 or fp32.
+inline const void *panel_data(const Matrix &matrix, int number) {
+    return static_cast<const char *>(matrix.data) + panel_offset(matrix, panel(matrix.n, number));
+}
+
+// c[rows][WIDE] = a times one panel of a weight in bf16 or fp32, at `data`.
 template <typename T>
-inline void times_panel(const T *const *a, int rows, const Matrix &matrix, Panel panel, float *c, Scratch &scratch) {
-    const char *data = static_cast<const char *>(matrix.data) + panel_offset(matrix, panel);
+inline void times_panel(const T *const *a, int rows, const Matrix &matrix, Panel panel, const void *data, const void *soon,
+                        float *c, Scratch &scratch) {
     int k = matrix.k;
     if constexpr (sizeof(T) == 2) {
         if (matrix.format == FORMAT_BF16) {
-            auto *pairs = reinterpret_cast<const uint32_t *>(data);
-            return times<false>(a, rows, k, pairs, panel.width, c, WIDE, panel.width, scratch);
+            auto *pairs = static_cast<const uint32_t *>(data);
+            return times<false>(a, rows, k, pairs, panel.width, c, WIDE, panel.width, static_cast<const uint32_t *>(soon),
+                                scratch);
         }
     }
     Scratch::Hold hold(scratch);
@@ -190,8 +208,11 @@ inline void times_panel(const T *const *a, int rows, const Matrix &matrix, Panel
     } else {
         widen_rows(a, rows, k, scratch.take<float>(size_t(widened_size(k))), wide);
     }
-    auto *values = reinterpret_cast<const float *>(data);
-    with_rows(rows, [&](auto r) { column_blocks<ReadFloats, r, false>(wide, k, values, panel.width, c, WIDE, panel.width); });
+    auto *values = static_cast<const float *>(data);
+    with_rows(rows, [&](auto r) {
+        column_blocks<ReadFloats, r, false>(wide, k, values, panel.width, c, WIDE, panel.width,
+                                            static_cast<const float *>(soon));
+    });
 }
 
 // Whole numbers of int8 and int4 weights, `depth` values of k from `first` on, as a panel of the model's own type.
@@ -213,10 +234,12 @@ inline void put_pair(const Floats *two, uint32_t *to, int stride, int k) {
     std::memcpy(to + k / 2 * stride, &both, sizeof both);
 }
 template <typename Value>
-inline void unpack_numbers(const char *data, int format, int first, int depth, int width, Value *to) {
-    auto *from = reinterpret_cast<const int8_t *>(data) + int64_t(first) * width / (format == FORMAT_INT4 ? 2 : 1);
+inline void unpack_numbers(const void *data, const void *soon, int format, int first, int depth, int width, Value *to) {
+    int64_t start = int64_t(first) * width / (format == FORMAT_INT4 ? 2 : 1);
+    auto *from = static_cast<const int8_t *>(data) + start, *next = static_cast<const int8_t *>(soon) + start;
     for (int k = 0; k < depth; k += 2) {
         for (int i = 0; i < width; i += LANES) {
+            prefetch(next + (format == FORMAT_INT4 ? k / 2 : k) * width + i);
             Floats two[2];
             if (format == FORMAT_INT4) nibbles(from + i, k, width, two);
             else whole_numbers(from + i, k, width, two);
@@ -230,15 +253,15 @@ constexpr int INT8_DEPTH = 128; // values of k unpacked at once: a panel of them
 // c[rows][WIDE] = a times one panel of whole numbers, times their scales: one a column for int8, one a column and
 // INT4_GROUP values of k for int4. a [count] rows; the numbers are unpacked once for all of them.
 template <typename T>
-inline void times_numbers(const T *const *a, int count, const Matrix &matrix, Panel panel, float *c, Scratch &scratch) {
-    const char *data = static_cast<const char *>(matrix.data) + panel_offset(matrix, panel);
+inline void times_numbers(const T *const *a, int count, const Matrix &matrix, Panel panel, const void *data,
+                          const void *soon, float *c, Scratch &scratch) {
     bool groups = matrix.format == FORMAT_INT4;
     int step = groups ? INT4_GROUP : INT8_DEPTH, width = panel.width;
     auto *numbers = scratch.take<typename Stored<T>::Value>(size_t(step) * WIDE);
     alignas(64) float part[TILE_ROWS * WIDE];
     for (int first = 0; first < matrix.k; first += step) {
         int depth = min(step, matrix.k - first);
-        unpack_numbers(data, matrix.format, first, depth, width, numbers);
+        unpack_numbers(data, soon, matrix.format, first, depth, width, numbers);
         const float *scales =
             matrix.scales + (groups ? int64_t(first / INT4_GROUP) * padded_columns(matrix.n) : 0) + panel.column;
         Tiles tiles(count);
@@ -246,7 +269,7 @@ inline void times_numbers(const T *const *a, int count, const Matrix &matrix, Pa
             int start = tiles.start(tile), rows = tiles.start(tile + 1) - start;
             const T *at[TILE_ROWS];
             for (int r = 0; r < rows; ++r) at[r] = a[start + r] + first;
-            times<false>(at, rows, depth, numbers, width, part, WIDE, width, scratch);
+            times<false>(at, rows, depth, numbers, width, part, WIDE, width, numbers, scratch);
             for (int r = 0; r < rows; ++r) {
                 float *to = c + (start + r) * WIDE;
                 for (int i = 0; i < width; i += LANES) {
@@ -259,9 +282,13 @@ inline void times_numbers(const T *const *a, int count, const Matrix &matrix, Pa
 }
 
 // Rows of x times one panel: sums(row, c) gets each row's `panel.used` sums, bias included. row_of(i) gives row i of `count`.
+// soon: the data of a panel of the same shape that is read next; null: not known.
 template <typename T, class RowOf, class Sums>
-inline void panel_product(int count, const Matrix &matrix, int number, Scratch &scratch, RowOf &&row_of, Sums &&sums) {
+inline void panel_product(int count, const Matrix &matrix, int number, const void *soon, Scratch &scratch, RowOf &&row_of,
+                          Sums &&sums) {
     Panel columns = panel(matrix.n, number);
+    const void *data = panel_data(matrix, number);
+    if (soon == nullptr) soon = data;
     auto give = [&](int row, float *c) {
         if (matrix.bias != nullptr) {
             lanes(columns.used, [&](int, auto get, auto put) { put(c, get(c) + get(matrix.bias + columns.column)); });
@@ -273,7 +300,7 @@ inline void panel_product(int count, const Matrix &matrix, int number, Scratch &
         const T **a = scratch.take<const T *>(size_t(count));
         float *c = scratch.take<float>(size_t(count) * WIDE);
         for (int i = 0; i < count; ++i) a[i] = row_of(i);
-        times_numbers(a, count, matrix, columns, c, scratch);
+        times_numbers(a, count, matrix, columns, data, soon, c, scratch);
         for (int i = 0; i < count; ++i) give(i, c + i * WIDE);
         return;
     }
@@ -283,7 +310,7 @@ inline void panel_product(int count, const Matrix &matrix, int number, Scratch &
         int start = tiles.start(tile), rows = tiles.start(tile + 1) - start;
         const T *a[TILE_ROWS];
         for (int r = 0; r < rows; ++r) a[r] = row_of(start + r);
-        times_panel(a, rows, matrix, columns, c, scratch);
+        times_panel(a, rows, matrix, columns, data, tile + 1 == tiles.count ? soon : data, c, scratch);
         for (int r = 0; r < rows; ++r) give(start + r, c + r * WIDE);
     }
 }

@@ -23,6 +23,9 @@ struct Grid {
     int panel(int item) const { return item % panels; }
     int first(int item) const { return item / panels * ROW_BLOCK; }
     int count(int item) const { return min(ROW_BLOCK, rows - first(item)); }
+    const void *soon(const Matrix &matrix, int next) const {
+        return next < items() ? panel_data(matrix, panel(next)) : nullptr;
+    }
     int rows, panels, blocks;
 };
 
@@ -40,7 +43,8 @@ inline void linear(Worker &worker, int rows, const Matrix &matrix, RowOf &&row_o
         Panel columns = panel(matrix.n, grid.panel(item));
         int first = grid.first(item);
         panel_product<T>(
-            grid.count(item), matrix, grid.panel(item), worker.scratch, [&](int i) { return row_of(first + i); },
+            grid.count(item), matrix, grid.panel(item), grid.soon(matrix, worker.next(item)), worker.scratch,
+            [&](int i) { return row_of(first + i); },
             [&](int i, float *c) {
                 T *to = out + (first + i) * out_stride + columns.column;
                 lanes(columns.used, [&](int, auto get, auto put) { put(to, get(c)); });
@@ -54,14 +58,15 @@ inline Matrix of_head(const HeadMatrices &matrices, int head) {
     return matrix;
 }
 
-// One item of a product with one matrix a head: x and out are [rows][heads] of `x_head` and `out_head` values.
+// One item of a product with one matrix a head, and the one after it: x and out are [rows][heads] of `x_head` and `out_head` values.
 template <typename T>
-inline void head_item(int item, int rows, const HeadMatrices &matrices, const T *x, int64_t x_stride, int64_t x_head, T *out,
-                      int64_t out_stride, int64_t out_head, Scratch &scratch) {
+inline void head_item(int item, int next, int rows, const HeadMatrices &matrices, int heads, const T *x, int64_t x_stride,
+                      int64_t x_head, T *out, int64_t out_stride, int64_t out_head, Scratch &scratch) {
     int count = panels(matrices.first.n), head = item / count, number = item % count;
     Panel columns = panel(matrices.first.n, number);
+    const void *soon = next < heads * count ? panel_data(of_head(matrices, next / count), next % count) : nullptr;
     panel_product<T>(
-        rows, of_head(matrices, head), number, scratch, [&](int i) { return x + i * x_stride + head * x_head; },
+        rows, of_head(matrices, head), number, soon, scratch, [&](int i) { return x + i * x_stride + head * x_head; },
         [&](int i, float *c) {
             T *to = out + i * out_stride + head * out_head + columns.column;
             lanes(columns.used, [&](int, auto get, auto put) { put(to, get(c)); });
@@ -217,8 +222,9 @@ private:
         sections_.next(V_UP);
         int heads = model_.heads;
         worker_.each(decode_tokens_ > 0 ? heads * panels(model_.v) : 0, [&](int item) {
-            head_item<T>(item, decode_tokens_, layer.kv_up.value, space_.attended_latent, int64_t(heads) * model_.rank,
-                         model_.rank, space_.attended, int64_t(heads) * model_.v, model_.v, worker_.scratch);
+            head_item<T>(item, worker_.next(item), decode_tokens_, layer.kv_up.value, heads, space_.attended_latent,
+                         int64_t(heads) * model_.rank, model_.rank, space_.attended, int64_t(heads) * model_.v, model_.v,
+                         worker_.scratch);
         });
         sections_.next(O_PROJ);
         add_product(layer.out, space_.attended, int64_t(heads) * model_.v);
@@ -231,8 +237,8 @@ private:
         int64_t row_size = int64_t(heads) * width_;
         worker_.each(products + (tokens_ + ROWS - 1) / ROWS, [&](int item) {
             if (item < products) {
-                head_item<T>(item, decode_tokens_, up.absorb, query, query_stride, head_, space_.absorbed, row_size, width_,
-                             worker_.scratch);
+                head_item<T>(item, worker_.next(item), decode_tokens_, up.absorb, heads, query, query_stride, head_,
+                             space_.absorbed, row_size, width_, worker_.scratch);
                 return;
             }
             int first = (item - products) * ROWS;
@@ -296,7 +302,8 @@ private:
             Panel columns = panel(matrix.n, grid.panel(item));
             int first = grid.first(item);
             panel_product<T>(
-                grid.count(item), matrix, grid.panel(item), worker_.scratch, [&](int i) { return a + (first + i) * stride; },
+                grid.count(item), matrix, grid.panel(item), grid.soon(matrix, worker_.next(item)), worker_.scratch,
+                [&](int i) { return a + (first + i) * stride; },
                 [&](int i, float *c) { add_to(residual(first + i) + columns.column, c, columns.used); });
         });
     }
@@ -306,8 +313,8 @@ private:
         worker_.each(grid.items(), [&](int item) {
             int first = grid.first(item);
             gated_panel<T>(
-                grid.count(item), mlp, grid.panel(item), worker_.scratch, [&](int i) { return x(first + i); }, nullptr,
-                active + int64_t(first) * inner_stride(mlp));
+                grid.count(item), mlp, grid.panel(item), grid.soon(mlp.gate_up, worker_.next(item)), worker_.scratch,
+                [&](int i) { return x(first + i); }, nullptr, active + int64_t(first) * inner_stride(mlp));
         });
     }
 
@@ -335,15 +342,7 @@ private:
         }
         sections_.next(EXPERTS_SECTION);
         int used = space_.used[number]; // of this layer alone: no later phase writes it
-        int count = inner_stride(layer.experts[0]) / INNER;
-        worker_.each(used * count, [&](int item) {
-            int expert = pairs.used[item / count], start = pairs.starts[expert];
-            const Gated &mlp = layer.experts[expert];
-            gated_panel<T>(
-                pairs.starts[expert + 1] - start, mlp, item % count, worker_.scratch,
-                [&](int i) { return x(pairs.tokens[start + i]); }, pairs.weights + start,
-                space_.active + int64_t(start) * inner_stride(mlp));
-        });
+        routed_gated<T>(worker_, ExpertPanels(layer.experts, pairs, used), [&](int token) { return x(token); }, space_.active);
         sections_.next(COMBINE);
         auto add = [&](int token, int column, int width, float *c) { add_to(residual(token) + column, c, width); };
         int columns = panels(model_.hidden), blocks = (tokens_ + TOKEN_BLOCK - 1) / TOKEN_BLOCK;

@@ -17,6 +17,10 @@ inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// Asks for a line of memory that is read soon, without waiting: into the second cache, since the first one is full of what is
+// read now.
+inline void prefetch(const void *from) { __builtin_prefetch(from, 0, 2); }
+
 inline Floats splat(float value) { return value - Floats{}; }
 
 inline float widen(float value) { return value; }
@@ -99,16 +103,30 @@ template <typename Body> inline void lanes(int n, Body &&body) {
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
+// Lanes `index`... of a and b, which count on from one to the other.
+template <int... INDEX> inline Floats pick(Floats a, Floats b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, INDEX...);
+#else
+    return __builtin_shuffle(a, b, Ints{INDEX...});
+#endif
+}
+
+// The lanes turned by N places: lane i is value[i + N].
+template <int N, int... I> inline Floats turned(Floats value, std::integer_sequence<int, I...>) {
+    return pick<((I + N) % LANES)...>(value, value);
+}
+template <int N> inline Floats turned(Floats value) { return turned<N>(value, std::make_integer_sequence<int, LANES>()); }
+
+// What `fold` gives of all lanes that are TO apart, in each of them; lanes FROM apart are folded already.
+template <int FROM = LANES, int TO = 1, class Fold> inline Floats folded(Floats value, Fold &&fold) {
+    if constexpr (FROM == TO) return value;
+    else return folded<FROM / 2, TO>(fold(value, turned<FROM / 2>(value)), fold);
+}
 inline float sum(Floats value) {
-    float total = 0;
-    for (int i = 0; i < LANES; ++i) total += value[i];
-    return total;
+    return folded(value, [](Floats a, Floats b) { return a + b; })[0];
 }
-inline float largest(Floats value) {
-    float most = value[0];
-    for (int i = 1; i < LANES; ++i) most = value[i] > most ? value[i] : most;
-    return most;
-}
+inline float largest(Floats value) { return folded(value, larger)[0]; }
 
 // e^x for x <= 88, within 2 ulp; far below zero it gives 0, and for NaN NaN. Cody and Waite's reduction, and a polynomial of
 // degree 6 with Taylor's coefficients: on half an interval of log 2 its error is below that of rounding.

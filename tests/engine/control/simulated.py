@@ -120,7 +120,13 @@ class SimulatedEngine:
         return future
 
     def graphs(self) -> Graphs:
-        return Graphs(captured=(1, 2), replays=7, plain={"prompt rows": 3}, refused={"4": "out of memory"})
+        return Graphs(
+            captured=(1, 2),
+            replays=7,
+            plain={"prompt rows": 3},
+            refused={"4 rows": "out of memory"},
+            verifying={"3": (1, 2)},
+        )
 
     def spans(self, window: float) -> SpanReport | NA:
         return self.span_report

@@ -14,7 +14,7 @@ from arc.kernels.cpu import NativeBackend, binding
 from arc.kernels.dispatch import OPERATIONS, KernelSet
 from arc.kernels.reference import BACKEND as TORCH
 
-from ..oracles import Spec, prompt_attention
+from ..oracles import Paged, Spec, decode_attention, prompt_attention
 
 CPU = torch.device("cpu")
 LOADED = binding.load()
@@ -50,6 +50,16 @@ def test_a_library_of_another_revision_is_a_refusal_with_its_reason(monkeypatch:
     monkeypatch.setattr(binding, "library_path", lambda: other)
     why = binding.load.__wrapped__()
     assert isinstance(why, str) and "of another revision, install arc again" in why and "arc_levels" in why
+
+
+def test_the_fastest_level_comes_first_which_on_intel_is_not_the_dot_product() -> None:
+    assert not isinstance(LOADED, str)
+    built = LOADED.arc_levels().decode().split()
+    assert sorted(LEVELS) == sorted(name for number, name in enumerate(built) if LOADED.arc_runs(number))
+    fastest = next(name for name in built if name in LEVELS)
+    if fastest == "avx512_bf16" and "GenuineIntel" in Path("/proc/cpuinfo").read_text():
+        fastest = "avx512"
+    assert LEVELS[0] == fastest
 
 
 def test_this_processor_runs_a_level_and_another_backend_is_refused_by_name() -> None:
@@ -254,22 +264,6 @@ def test_nobody_keeps_weights_otherwise_than_asked():
         resolve("torch", Target(CPU, torch.float32, "int8"))
 
 
-class Paged:
-    """Rows of random latents on shuffled pages; page 0 and everything past a row's length is NaN."""
-
-    def __init__(self, lengths: list[int], page_size: int, width: int, dtype: torch.dtype) -> None:
-        most = -(-max(lengths) // page_size)
-        self.tables = 1 + torch.randperm(len(lengths) * most).view(len(lengths), most)
-        self.cache = torch.full(((len(lengths) * most + 1) * page_size, width), torch.nan, dtype=dtype)
-        self.rows: list[torch.Tensor] = []
-        for row, length in enumerate(lengths):
-            places = torch.arange(length)
-            slots = self.tables[row, places // page_size] * page_size + places % page_size
-            self.cache[slots] = torch.randn(length, width).to(dtype)
-            self.rows.append(self.cache[slots].double())
-            self.tables[row, -(-length // page_size) :] = 0
-
-
 ROWS = [
     ([1], [1]),
     ([16], [1]),
@@ -289,16 +283,11 @@ ROWS = [
 def test_decode_attention(ops, dtype, lengths, counts, heads, rank, rope, page_size):
     torch.manual_seed(len(lengths))
     width = rank + rope
-    paged, scale = Paged(lengths, page_size, width, dtype), width**-0.5
+    paged, scale = Paged(lengths, page_size, rank, rope, dtype), width**-0.5
     q = torch.randn(sum(counts), heads, width).to(dtype)
     plan = ops.mla_decode.plan(lengths, counts, paged.tables, page_size, width)
     got = ops.mla_decode(q, paged.cache, plan, scale=scale, rank=rank)
-    want: list[torch.Tensor] = []
-    for length, count, kv in zip(lengths, counts, paged.rows, strict=True):
-        for seen in range(length - count + 1, length + 1):
-            weights = (q[len(want)].double() @ kv[:seen].T * scale).softmax(-1)
-            want.append(weights @ kv[:seen, :rank])
-    near(got, torch.stack(want), dtype)
+    near(got, decode_attention(q, paged.rows, counts, scale, rank)[0], dtype)
 
 
 CHUNKS = [
@@ -318,7 +307,7 @@ def test_prompt_attention(ops, dtype, chunks, rank, nope, rope, v):
     torch.manual_seed(len(chunks))
     heads, scale = 3, 0.3
     lengths, counts = [length for length, _ in chunks], [count for _, count in chunks]
-    paged = Paged(lengths, 8, rank + rope, dtype)
+    paged = Paged(lengths, 8, rank, rope, dtype)
     key_up, value_up = (torch.randn(heads, n, rank).to(dtype) / 4 for n in (nope, v))
     packed = ops.kv_up.pack(key_up, value_up)
     q = torch.randn(sum(counts), heads, nope + rope).to(dtype)

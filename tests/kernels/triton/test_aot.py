@@ -9,11 +9,11 @@ from collections import defaultdict
 
 import pytest
 import torch
-from arc.kernels.triton import aot, decode, experts, gate, pointwise, prefill, routing, sample
+from arc.kernels.triton import aot, decode, experts, gate, latents, pointwise, prefill, routing, sample
 from arc.kernels.triton.launch import arch_of, recording
 from arc.kernels.triton.resources import CARDS, Usage, compile_for
 
-MODULES = (decode, experts, gate, pointwise, prefill, routing, sample)
+MODULES = (decode, experts, gate, latents, pointwise, prefill, routing, sample)
 GOOD = Usage(registers=100, spilled=0, shared=1000, tensor_memory=0, matrix=8)
 
 

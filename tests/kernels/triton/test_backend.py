@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,6 +29,14 @@ def test_a_device_that_is_no_card_is_refused_by_name(monkeypatch):
         assert dict(table[operation].refused)["triton"] == "the device is cpu, and Triton compiles for cards"
     with pytest.raises(KernelError, match="triton cannot run here: the device is cpu"):
         resolve("triton", CPU)
+
+
+def test_an_interpreter_runs_where_it_is_asked_for_by_name_and_never_under_auto(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for line in resolve("auto", CPU).table():
+        assert line.backend != "triton"
+        assert dict(line.refused)["triton"] == "the device is cpu, and Triton compiles for cards"
+    assert BACKEND.available(replace(CPU, interpret=True)) is None
 
 
 def test_an_old_card_and_a_dtype_without_kernels_are_refused(monkeypatch):

@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[3]
 RUNNERS = ["interpreter", *(["card"] if torch.cuda.is_available() else [])]
 # Two groups, so that two workers share them.
 GROUPS = {
-    "attention": ["case_pointwise.py", "case_decode.py", "case_prefill.py", "case_model.py"],
+    "attention": [
+        "case_pointwise.py",
+        "case_latents.py",
+        "case_decode.py",
+        "case_prefill.py",
+        "case_model.py",
+    ],
     "experts": ["case_moe.py", "case_sample.py"],
 }
 

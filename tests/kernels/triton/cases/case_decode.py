@@ -6,47 +6,9 @@ import pytest
 import torch
 from arc.kernels.triton.decode import TritonMlaDecode
 from arc.kernels.triton.launch import Arch
-from torch import Tensor
 
+from ...oracles import Paged, decode_attention
 from .common import DEVICE, DTYPES, near, offered, randn
-
-
-class Paged:
-    """Rows of random latents on shuffled pages; every slot that no row holds is NaN, the null page (0) included."""
-
-    def __init__(
-        self, lengths: list[int], page_size: int, width: int, dtype: torch.dtype, tables: Tensor | None = None
-    ) -> None:
-        most = -(-max(lengths) // page_size)
-        pages = 1 + torch.randperm(len(lengths) * most).view(len(lengths), most)
-        if tables is not None:
-            pages = tables.cpu()
-        self.cache = torch.full(((len(lengths) * most + 1) * page_size, width), float("nan")).to(
-            DEVICE, dtype
-        )
-        self.rows: list[Tensor] = []
-        for row, length in enumerate(lengths):
-            pages[row, -(-length // page_size) :] = 0
-            place = torch.arange(length)
-            slots = (pages[row, place // page_size] * page_size + place % page_size).to(DEVICE)
-            self.cache[slots] = randn(length, width, dtype=dtype)
-            self.rows.append(self.cache[slots].double())
-        self.tables = pages.to(DEVICE)
-
-
-def expected(q: Tensor, paged: Paged, counts: list[int], scale: float, rank: int) -> tuple[Tensor, Tensor]:
-    outs: list[Tensor] = []
-    sums: list[Tensor] = []
-    first = 0
-    for kv, count in zip(paged.rows, counts, strict=True):
-        for query in range(count):
-            seen = kv[: len(kv) - count + 1 + query]
-            scores = q[first + query].double() @ seen.T * scale
-            outs.append(scores.softmax(-1) @ seen[:, :rank])
-            sums.append(scores.logsumexp(-1))
-        first += count
-    return torch.stack(outs), torch.stack(sums)
-
 
 # The interpreter counts four processors, so a step is cut into as many parts as eight programs take.
 CASES = [
@@ -65,10 +27,10 @@ CASES = [
 @pytest.mark.parametrize(("lengths", "counts", "heads", "rank", "rope"), CASES, ids=str)
 def test_ragged_rows(dtype, lengths, counts, heads, rank, rope):
     op, reference = offered("mla_decode", dtype)
-    paged = Paged(lengths, 16, rank + rope, dtype)
+    paged = Paged(lengths, 16, rank, rope, dtype, device=DEVICE)
     q = randn(sum(counts), heads, rank + rope, dtype=dtype)
     scale = (rank + rope) ** -0.5
-    want, sums = expected(q, paged, counts, scale, rank)
+    want, sums = decode_attention(q, paged.rows, counts, scale, rank)
     got, lse = op.attend(
         q, paged.cache, op.plan(lengths, counts, paged.tables, 16, rank + rope), scale=scale, rank=rank
     )
@@ -80,21 +42,59 @@ def test_ragged_rows(dtype, lengths, counts, heads, rank, rope):
     near(got, reference(q, clean, plan, scale=scale, rank=rank), dtype, factor=2)
 
 
+FP8 = [CASES[n] for n in (1, 4, 7)]
+
+
+@DTYPES
+@pytest.mark.parametrize(("lengths", "counts", "heads", "rank", "rope"), FP8, ids=str)
+def test_latents_in_fp8(dtype, lengths, counts, heads, rank, rope):
+    op, reference = offered("mla_decode", dtype)
+    paged = Paged(lengths, 16, rank, rope, dtype, device=DEVICE, form="fp8")
+    q = randn(sum(counts), heads, rank + rope, dtype=dtype)
+    scale = (rank + rope) ** -0.5
+    want, sums = decode_attention(q, paged.rows, counts, scale, rank)
+    got, lse = op.attend(
+        q, paged.cache, op.plan(lengths, counts, paged.tables, 16, rank + rope), scale=scale, rank=rank
+    )
+    near(got, want, dtype)  # nothing is lost beside what the cache does not keep
+    assert (lse.double() - sums).abs().max() <= (1e-5 if dtype == torch.float32 else 2e-2)
+    held = torch.zeros(len(paged.cache), dtype=torch.bool, device=DEVICE)
+    for table, length in zip(paged.tables, lengths, strict=True):
+        place = torch.arange(length, device=DEVICE)
+        held[table[place // 16] * 16 + place % 16] = True
+    clean = paged.cache.clone()
+    clean[~held] = 0
+    plan = reference.plan(lengths, counts, paged.tables, 16, rank + rope)
+    near(got, reference(q, clean, plan, scale=scale, rank=rank), dtype, factor=3)
+
+
 @pytest.mark.parametrize("page_size", [1, 8, 64, 128])
 def test_any_page_size(page_size):
     op, _ = offered("mla_decode", torch.float32)
     lengths = [200, 64, 65]
-    paged = Paged(lengths, page_size, 24, torch.float32)
+    paged = Paged(lengths, page_size, 16, 8, torch.float32, device=DEVICE)
     q = randn(3, 2, 24)
     got = op(q, paged.cache, op.plan(lengths, [1, 1, 1], paged.tables, page_size, 24), scale=0.2, rank=16)
-    near(got, expected(q, paged, [1, 1, 1], 0.2, 16)[0], torch.float32)
+    near(got, decode_attention(q, paged.rows, [1, 1, 1], 0.2, 16)[0], torch.float32)
+
+
+def test_rows_of_1_and_of_131072_tokens_in_one_launch():
+    op, _ = offered("mla_decode", torch.float16)
+    lengths = [1, 131_072, 65]
+    paged = Paged(lengths, 64, 16, 8, torch.float16, device=DEVICE)
+    q = randn(3, 1, 24, dtype=torch.float16) * 2
+    plan = op.plan(lengths, [1, 1, 1], paged.tables, 64, 24)
+    got, lse = op.attend(q, paged.cache, plan, scale=0.3, rank=16)
+    want, sums = decode_attention(q, paged.rows, [1, 1, 1], 0.3, 16)
+    near(got, want, torch.float16, factor=2)
+    near(lse, sums, torch.float16)
 
 
 def test_however_it_is_cut_the_result_is_the_same():
     lengths, counts = [900, 70, 257], [1, 2, 1]
-    paged = Paged(lengths, 32, 24, torch.float32)
+    paged = Paged(lengths, 32, 16, 8, torch.float32, device=DEVICE)
     q = randn(4, 3, 24)
-    want, sums = expected(q, paged, counts, 0.2, 16)
+    want, sums = decode_attention(q, paged.rows, counts, 0.2, 16)
     for processors in (1, 3, 100):
         op = TritonMlaDecode(Arch("interpreter" if DEVICE.type == "cpu" else "sm_80", processors, 1 << 20))
         got, lse = op.attend(
@@ -107,44 +107,45 @@ def test_however_it_is_cut_the_result_is_the_same():
 def test_one_plan_serves_every_layer():
     op, _ = offered("mla_decode", torch.float32)
     lengths = [600, 5]
-    first = Paged(lengths, 16, 24, torch.float32)
+    first = Paged(lengths, 16, 16, 8, torch.float32, device=DEVICE)
     plan = op.plan(lengths, [1, 1], first.tables, 16, 24)
-    for layer in (first, Paged(lengths, 16, 24, torch.float32, first.tables)):
+    for layer in (first, Paged(lengths, 16, 16, 8, torch.float32, device=DEVICE, tables=first.tables)):
         q = randn(2, 3, 24)
         got = op(q, layer.cache, plan, scale=0.1, rank=16)
-        near(got, expected(q, layer, [1, 1], 0.1, 16)[0], torch.float32)
+        near(got, decode_attention(q, layer.rows, [1, 1], 0.1, 16)[0], torch.float32)
 
 
 def test_a_fixed_plan_serves_one_step_after_another():
     """As a captured graph has it: the same memory and the same launches, whatever the lengths."""
     op, _ = offered("mla_decode", torch.float32)
-    plan = op.fixed_plan(3, 40, 16, DEVICE)
+    plan = op.fixed_plan(3, 2, 40, 16, DEVICE)
     launched: set[tuple[int, int, int]] = set()
-    for lengths in ([1, 1, 1], [600, 3, 17], [40, 640, 300], [2, 1, 600]):
-        paged = Paged(lengths, 16, 24, torch.float32)
-        op.refill(plan, lengths, paged.tables)
-        q = randn(3, 2, 24)
+    for lengths, counts in (([1, 1, 1], [1, 1, 1]), ([600, 3], [2, 2]), ([40, 640, 300], [1, 2, 1])):
+        paged = Paged(lengths, 16, 16, 8, torch.float32, device=DEVICE)
+        op.refill(plan, lengths, counts, paged.tables)
+        q = randn(6, 2, 24)  # the last of them belong to no row, and their results to nobody
         got, lse = op.attend(q, paged.cache, plan, scale=0.2, rank=16)
-        want, sums = expected(q, paged, [1, 1, 1], 0.2, 16)
-        near(got, want, torch.float32)
-        near(lse, sums, torch.float32)
+        want, sums = decode_attention(q, paged.rows, counts, 0.2, 16)
+        near(got[: len(want)], want, torch.float32)
+        near(lse[: len(want)], sums, torch.float32)
         launched |= {(cut.size, cut.parts, cut.items.data_ptr()) for cut in plan.cuts.values()}
     assert len(launched) == 1
 
 
 def test_large_scores_do_not_overflow():
     op, _ = offered("mla_decode", torch.float32)
-    paged = Paged([300, 40], 16, 24, torch.float32)
+    paged = Paged([300, 40], 16, 16, 8, torch.float32, device=DEVICE)
     q = randn(2, 3, 24) * 300
     got = op(q, paged.cache, op.plan([300, 40], [1, 1], paged.tables, 16, 24), scale=1.0, rank=16)
-    near(got, expected(q, paged, [1, 1], 1.0, 16)[0], torch.float32, factor=20)
+    near(got, decode_attention(q, paged.rows, [1, 1], 1.0, 16)[0], torch.float32, factor=20)
 
 
-def test_a_row_that_is_not_finite_spoils_itself_alone():
+@pytest.mark.parametrize("form", ["stored", "fp8"])
+def test_a_row_that_is_not_finite_spoils_itself_alone(form):
     op, _ = offered("mla_decode", torch.float32)
     lengths = [600, 30, 700]
-    paged = Paged(lengths, 16, 24, torch.float32)
-    paged.cache[paged.tables[1, 0] * 16 + 3] = float("nan")
+    paged = Paged(lengths, 16, 16, 8, torch.float32, device=DEVICE, form=form)
+    paged.cache[paged.tables[1, 0] * 16 + 3] = float("nan") if form == "stored" else 0xFF
     got = op(
         randn(3, 2, 24), paged.cache, op.plan(lengths, [1, 1, 1], paged.tables, 16, 24), scale=0.2, rank=16
     )

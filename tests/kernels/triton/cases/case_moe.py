@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from arc.kernels.triton import quantise
-from arc.kernels.triton.experts import Form, TritonMoeExperts
-from arc.kernels.triton.launch import arch_of
+from arc.kernels.quantise import dequantise, quantise
 from arc.kernels.triton.routing import moe_dispatch
 from torch import Tensor
 
@@ -144,14 +142,14 @@ def test_experts(dtype, routing, tokens, experts, top_k, shared, hidden, inner):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("form", [Form.FP8, Form.INT4])
+@pytest.mark.parametrize("form", ["fp8", "int4"])
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "shared", "hidden", "inner"), [*SIZES[:3], (140, 2, 1, 0, 136, 160)]
 )
 def test_experts_with_fewer_bits_are_exact_for_the_weights_they_keep(
     dtype, form, tokens, experts, top_k, shared, hidden, inner
 ):
-    op = TritonMoeExperts(arch_of(DEVICE), form)
+    op, reference = offered("moe_experts", dtype, form)
     tokens = min(tokens, 20) if dtype == torch.float32 else tokens
     x = randn(tokens, hidden, dtype=dtype)
     own = [gated(inner, hidden, dtype) for _ in range(experts)]
@@ -163,12 +161,10 @@ def test_experts_with_fewer_bits_are_exact_for_the_weights_they_keep(
     got = op(x, weights, indices, packed)
 
     def kept(weight: Tensor) -> Tensor:
-        if form is Form.FP8:
-            return quantise.dequantise_fp8(quantise.quantise_fp8(weight)).double()
-        return quantise.dequantise_int4(quantise.quantise_int4(weight), weight.shape[1]).double()
+        return dequantise(quantise(weight, form), form, weight.shape[-1]).double()
 
     def kept_pair(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return torch.stack([kept(matrix) for matrix in pair[0]]), kept(pair[1])
+        return kept(pair[0]), kept(pair[1])
 
     kept_extra = None
     if extra is not None:  # it is cut into parts, which are quantised one by one
@@ -177,8 +173,10 @@ def test_experts_with_fewer_bits_are_exact_for_the_weights_they_keep(
         ]
         kept_extra = torch.cat([one for one, _ in cut], dim=1), torch.cat([two for _, two in cut], dim=1)
     near(got, expected(x, weights, indices, [kept_pair(each) for each in own], kept_extra), dtype, factor=2)
+    beside = reference(x, weights, indices, reference.pack(iter(own), experts, extra, top_k))
+    near(got, beside, dtype, factor=4)  # it rounds the weights to the dtype
     # And the weights kept are near those given: e4m3 has 3 bits after the point, 4-bit integers 15 levels.
-    bound = {Form.FP8: 0.04, Form.INT4: 0.16}[form]
+    bound = {"fp8": 0.04, "int4": 0.16}[form]
     error = (kept(own[0][1]) - own[0][1].double()).norm() / own[0][1].double().norm()
     assert error < bound
     assert packed.down.element_size() == 1
@@ -186,7 +184,7 @@ def test_experts_with_fewer_bits_are_exact_for_the_weights_they_keep(
 
 def test_every_code_of_e4m3_is_read_right():
     """Row c of the gate holds the code c once, up holds ones and down is the identity: the result shows each code."""
-    op = TritonMoeExperts(arch_of(DEVICE), Form.FP8)
+    op, _ = offered("moe_experts", torch.float32, "fp8")
     packed = op.pack(iter([gated(256, 256, torch.float32)]), 1, None, 1)
     codes = torch.arange(256)
     codes[[0x7F, 0xFF]] = 0  # not a number, which no quantised weight is

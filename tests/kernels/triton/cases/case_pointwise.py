@@ -67,31 +67,6 @@ def test_rope_turns_in_place_and_touches_nothing_else(dtype, tokens, heads, widt
     assert torch.equal(wide[..., :5], before[..., :5])
 
 
-@DTYPES
-@pytest.mark.parametrize(("rank", "rope"), [(512, 64), (48, 6), (1, 2)])
-def test_latents_go_to_their_slots_and_nowhere_else(dtype, rank, rope):
-    op, reference = offered("latent_write", dtype)
-    tokens = 5
-    kv = randn(tokens, rank + rope + 7, dtype=dtype)[:, 7:]
-    cache = torch.full((40, rank + rope), 3.0, dtype=dtype, device=DEVICE)
-    slots = torch.tensor([7, 0, 39, 3, 16], device=DEVICE)
-    weight, angle = torch.rand(rank, device=DEVICE) + 0.5, torch.rand(tokens, rope // 2, device=DEVICE) * 6
-    turns = torch.polar(torch.ones_like(angle), angle)
-    exact = kv.double()
-    want = torch.cat((normed(exact[:, :rank], weight, 1e-6), exact[:, rank:]), dim=1)
-    pairs = torch.view_as_complex(want[:, rank:].unflatten(-1, (-1, 2)).contiguous()) * turns.to(
-        torch.complex128
-    )
-    want[:, rank:] = torch.view_as_real(pairs).flatten(-2)
-    beside = cache.clone()
-    reference(kv.clone(), beside, slots, weight=weight, eps=1e-6, turns=turns)
-    op(kv, cache, slots, weight=weight, eps=1e-6, turns=turns)
-    near(cache[slots], want, dtype)
-    near(cache[slots], beside[slots], dtype, factor=2)
-    others = [n for n in range(40) if n not in slots.tolist()]
-    assert bool((cache[others] == 3).all())
-
-
 def test_a_token_that_is_not_finite_spoils_its_own_row_alone():
     op, _ = offered("add_rms_norm", torch.float32)
     residual, update = randn(3, 40), randn(3, 40)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from arc.kernels import Target
 from arc.kernels.reference import BACKEND as TORCH
 from arc.kernels.triton import prefill
 
-from .case_decode import Paged
+from ...oracles import Paged, prompt_attention
 from .common import DEVICE, DTYPES, near, offered, randn
 
 CASES = [  # (length, count) of each row; heads, rank, nope, rope, v
@@ -28,28 +26,22 @@ CASES = [  # (length, count) of each row; heads, rank, nope, rope, v
 ]
 
 
-def attend(chunks, heads, rank, nope, rope, v, dtype, page_size=16):
+def attend(chunks, heads, rank, nope, rope, v, dtype, page_size=16, form="stored"):
     op, reference = offered("mla_prefill", dtype)
     up = TORCH.offer("kv_up", Target(DEVICE, dtype))
     lengths, counts = [length for length, _ in chunks], [count for _, count in chunks]
-    paged = Paged(lengths, page_size, rank + rope, dtype)
+    paged = Paged(lengths, page_size, rank, rope, dtype, device=DEVICE, form=form)
     key_up, value_up = (randn(heads, n, rank, dtype=dtype) / rank**0.5 for n in (nope, v))
     packed = up.pack(key_up, value_up)
     expand = lambda latents: up.expand(latents, packed)  # noqa: E731
     q, scale = randn(sum(counts), heads, nope + rope, dtype=dtype), (nope + rope) ** -0.5
     plan = op.plan(lengths, counts, paged.tables, page_size, heads)
     got = op(q, paged.cache, plan, scale=scale, rank=rank, expand=expand)
-    want: list[torch.Tensor] = []
-    for (length, count), kv in zip(chunks, paged.rows, strict=True):
-        keys = torch.cat((kv[:, :rank] @ key_up.double().mT, kv[:, rank:].expand(heads, -1, -1)), dim=-1)
-        mine = q[len(want) : len(want) + count].double()
-        scores = torch.einsum("qhd,hkd->hqk", mine, keys) * scale
-        later = torch.arange(length) > torch.arange(length - count, length).unsqueeze(1)
-        values = kv[:, :rank] @ value_up.double().mT
-        want += (scores.masked_fill(later.to(DEVICE), -math.inf).softmax(-1) @ values).transpose(0, 1)
+    want = prompt_attention(q, chunks, paged.rows, key_up, value_up, scale)
     plan_of = reference.plan(lengths, counts, paged.tables, page_size, heads)
-    beside = reference(q, paged.cache.nan_to_num(0.0), plan_of, scale=scale, rank=rank, expand=expand)
-    return got, torch.stack(want), beside, plan
+    clean = paged.cache.nan_to_num(0.0) if form == "stored" else paged.cache
+    beside = reference(q, clean, plan_of, scale=scale, rank=rank, expand=expand)
+    return got, want, beside, plan
 
 
 @DTYPES
@@ -60,6 +52,13 @@ def test_prompt_chunks(dtype, chunks, heads, rank, nope, rope, v):
     assert len(plan.windows) == 1
     near(got, want, dtype, factor=2)
     near(got, beside, dtype, factor=4)
+
+
+@DTYPES
+@pytest.mark.parametrize(("chunks", "heads", "rank", "nope", "rope", "v"), CASES[2:3], ids=str)
+def test_prompt_chunks_over_latents_in_fp8(dtype, chunks, heads, rank, nope, rope, v):
+    got, want, _, _ = attend(chunks, heads, rank, nope, rope, v, dtype, form="fp8")
+    near(got, want, dtype, factor=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -22,9 +22,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.b
 BOUNDS = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def offered(operation: str, dtype: torch.dtype):
+def offered(operation: str, dtype: torch.dtype, weights: str = "stored"):
     """The operation of this backend and the reference's."""
-    target = Target(DEVICE, dtype)
+    target = Target(DEVICE, dtype, weights, interpret=True)
     assert TRITON.available(target) is None
     return TRITON.offer(operation, target), TORCH.offer(operation, target)
 

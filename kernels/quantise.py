@@ -1,7 +1,7 @@
 """Expert weights in fewer bits, and back: 8-bit floating point in blocks of 128 x 128, 4-bit integers in groups of 128.
 
-Both are read by the kernels as bytes and turned into the activations' dtype by shifts, which every card can do: sm_80
-knows no 8-bit floats, and AMD's first ones were others.
+Kernels read both as bytes and turn them into the activations' dtype by shifts, which every card can do: sm_80 knows no
+8-bit floats, and AMD's first ones were others.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+FORMS = ("fp8", "int4")
 GROUP = 128  # of fp8 a block's side (DeepSeek-V3, arXiv:2412.19437, 3.3), of int4 a group along the inner dimension
 HALF = GROUP // 2
 _FP8_MOST = 448.0  # the largest e4m3
@@ -25,7 +26,32 @@ class Quantised(NamedTuple):
     scales: Tensor
 
 
-def quantise_fp8(weight: Tensor) -> Quantised:
+def quantise(weight: Tensor, form: str) -> Quantised:
+    """weight [.., N, K], each matrix by itself."""
+    one = _quantise_fp8 if form == "fp8" else _quantise_int4
+    matrices = [one(matrix) for matrix in weight.reshape(-1, *weight.shape[-2:])]
+    before = weight.shape[:-2]
+    return Quantised(
+        *(
+            torch.stack(part).unflatten(0, before) if before else part[0]
+            for part in zip(*matrices, strict=True)
+        )
+    )
+
+
+def dequantise(quantised: Quantised, form: str, columns: int) -> Tensor:
+    """[.., N, K] fp32; `columns`: K."""
+    values, scales = quantised
+    if form == "fp8":
+        rows = values.shape[-2]
+        scales = scales.repeat_interleave(GROUP, -2).repeat_interleave(GROUP, -1)[..., :rows, :columns]
+        return values.view(torch.float8_e4m3fn).float() * scales
+    packed = values.unflatten(-1, (-1, HALF))
+    both = torch.cat((packed & 15, packed >> 4), dim=-1).float() - 8
+    return (both * scales.unsqueeze(-1)).flatten(-2)[..., :columns]
+
+
+def _quantise_fp8(weight: Tensor) -> Quantised:
     """weight [N, K]; one scale a block, so that its largest value becomes the largest of e4m3."""
     rows, columns = weight.shape
     blocks = _padded(weight.float(), GROUP, GROUP).unflatten(0, (-1, GROUP)).unflatten(2, (-1, GROUP))
@@ -35,13 +61,7 @@ def quantise_fp8(weight: Tensor) -> Quantised:
     return Quantised(values.to(torch.float8_e4m3fn).view(torch.uint8), scales)
 
 
-def dequantise_fp8(quantised: Quantised) -> Tensor:
-    rows, columns = quantised.values.shape
-    scales = quantised.scales.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)[:rows, :columns]
-    return quantised.values.view(torch.float8_e4m3fn).float() * scales
-
-
-def quantise_int4(weight: Tensor) -> Quantised:
+def _quantise_int4(weight: Tensor) -> Quantised:
     """weight [N, K], symmetric, one scale a group of 128 of a row.
 
     Byte b of a group holds its value b in the low half and its value b + 64 in the high half, so that a kernel
@@ -53,12 +73,6 @@ def quantise_int4(weight: Tensor) -> Quantised:
     biased = (scaled.clamp(-_INT4_MOST, _INT4_MOST) + 8).to(torch.uint8)
     values = biased[..., :HALF] | biased[..., HALF:] << 4
     return Quantised(values.flatten(1), scales)
-
-
-def dequantise_int4(quantised: Quantised, columns: int) -> Tensor:
-    packed = quantised.values.unflatten(1, (-1, HALF))
-    both = torch.cat((packed & 15, packed >> 4), dim=-1).float() - 8
-    return (both * quantised.scales.unsqueeze(-1)).flatten(1)[:, :columns]
 
 
 def _padded(weight: Tensor, rows: int, columns: int) -> Tensor:
