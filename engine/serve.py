@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 from tqdm import tqdm
 
+from . import environment
 from .config import ConfigError, Settings, load
 from .control.listening import AlreadyRunning, Listening
 from .control.paths import PathError, private_folder, recording_path, state_folder
@@ -26,9 +27,7 @@ from .folder import CheckpointError
 from .options import settings_options
 from .preflight import preflight
 
-# An idle OpenMP thread must sleep, not spin: on a busy machine a spinning pair makes small operations 300 times slower
-# (docs/performance.md). Read once, when torch is imported, so it is set before.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+environment.prepare()
 
 log = logging.getLogger("arc")
 

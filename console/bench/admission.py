@@ -158,7 +158,7 @@ def admission(
         cells=tuple(cells), verdict=verdict,
     )  # fmt: skip
     drawn = charts(cells, sizes)
-    finish(result, [*head(at), *lines(cells, sizes, verdict)], drawn, out, as_json, plot, picture)
+    finish(result, [*head(at.server), *lines(cells, sizes, verdict)], drawn, out, as_json, plot, picture)
 
 
 def _others(at: Site) -> dict[str, Value]:

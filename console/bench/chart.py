@@ -26,20 +26,22 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """At most two curves over the same points. The first is drawn as a fill, the second as a line."""
+    """At most two curves over the same points. In text the first is drawn as a fill, the second as a line."""
 
     title: str
     x: str  # what the points are
     points: tuple[str, ...]
     series: tuple[Series, ...]
     y: str = ""
+    bars: bool = False  # the points are arms beside each other, and nothing lies between two of them
 
 
 def lines(chart: Chart, width: int, *, ascii_text: bool = False) -> list[str]:
     """The chart as text, at most `width` cells wide."""
     per_cell = 1 if ascii_text else 2
     cells = max(1, (width - _AXIS) // len(chart.points))
-    dots = [_stretched(each.values, cells * per_cell) for each in chart.series]
+    gap = per_cell if chart.bars and cells > 1 else 0
+    dots = [_stretched(each.values, cells * per_cell, gap) for each in chart.series]
     top = top_of(*dots)
     drawn = plot(dots[0], dots[1] if len(dots) > 1 else None, _ROWS, top, ascii_dots=ascii_text)
     names = "   ".join(
@@ -68,8 +70,8 @@ def _below(points: Sequence[str], cells: int) -> str:
     return line.rstrip()
 
 
-def _stretched(values: Sequence[float | None], times: int) -> list[float | None]:
-    return [value for value in values for _ in range(times)]
+def _stretched(values: Sequence[float | None], times: int, gap: int) -> list[float | None]:
+    return [value if place < times - gap else None for value in values for place in range(times)]
 
 
 def require_matplotlib(path: Path) -> None:
@@ -81,23 +83,33 @@ def require_matplotlib(path: Path) -> None:
         )
 
 
-def png(charts: Sequence[Chart], path: Path) -> None:
-    """One picture, the charts below each other. Raises Failure where matplotlib is missing or the disk refuses."""
+def png(charts: Sequence[Chart], path: Path, caption: str) -> None:
+    """One picture, the charts below each other and under them `caption`: what was measured.
+
+    Raises Failure where matplotlib is missing or the disk refuses.
+    """
     require_matplotlib(path)
     from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # an extra
 
-    figure = Figure(figsize=(8, 3.2 * len(charts)), layout="constrained")
+    figure = Figure(figsize=(8, 3.2 * len(charts) + 0.3), layout="constrained")
+    figure.supxlabel(caption, fontsize=7, color="0.4", wrap=True)
     for chart, axes in zip(charts, figure.subplots(len(charts), 1, squeeze=False)[:, 0], strict=True):
         for series in chart.series:
             values = [math.nan if value is None else value for value in series.values]
-            axes.plot(range(len(values)), values, marker="o", markersize=3, label=series.name)
+            if chart.bars:
+                axes.bar(range(len(values)), values, width=0.5, label=series.name)
+            else:
+                axes.plot(range(len(values)), values, marker="o", markersize=3, label=series.name)
         axes.set_xticks(range(len(chart.points)), chart.points)
-        axes.set_title(chart.title)
+        names = [series.name for series in chart.series]
+        axes.set_title(chart.title if len(names) > 1 else f"{chart.title}: {names[0]}")
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)
+        axes.margins(y=0.1)  # room above the highest point
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
-        axes.legend()
+        if len(chart.series) > 1:
+            axes.legend()
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:

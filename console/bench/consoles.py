@@ -52,9 +52,7 @@ def consoles(
         )
     passes, times = measure(at, rows, output, hz, vocab, repeats, seed)
     cells = [
-        Cell(
-            name=f"{arm} consoles", labels={"consoles": arm}, revision=at.server.revision, passes=tuple(found)
-        )
+        Cell(name=_name(arm), labels={"consoles": arm}, revision=at.server.revision, passes=tuple(found))
         for arm, found in passes.items()
     ]
     command = {"rows": rows, "output": output, "hz": hz, "vocab": vocab, "repeats": repeats, "seed": seed}
@@ -65,8 +63,12 @@ def consoles(
     )  # fmt: skip
     spreads = [spread_of(cell.passes, "output_tok_s") for cell in cells]
     values = tuple(None if spread is None else spread.median for spread in spreads)
-    drawn = [Chart("output tok/s", "consoles", tuple(map(str, ARMS)), (Series("median", values),), "tok/s")]
-    finish(result, [*head(at), *lines(cells, hz, rows), answered], drawn, out, as_json, plot, picture)
+    drawn = [
+        Chart(
+            "output tok/s", "consoles", tuple(map(str, ARMS)), (Series("median", values),), "tok/s", bars=True
+        )
+    ]
+    finish(result, [*head(at.server), *lines(cells, hz, rows), answered], drawn, out, as_json, plot, picture)
 
 
 def measure(
@@ -88,6 +90,10 @@ def measure(
             runner.one(work, Pace(rows, None), -seed - 1)
         assert poller.stdout is not None
         return passes, sorted(json.loads(poller.stdout.read()))
+
+
+def _name(arm: int) -> str:
+    return "1 console" if arm == 1 else f"{arm} consoles"
 
 
 def lines(cells: list[Cell], hz: float, rows: int) -> list[str]:

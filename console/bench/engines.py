@@ -75,6 +75,7 @@ def started(model: str | None, flags: Sequence[str]) -> Iterator[Started]:
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=folder,
+            process_group=0,  # Ctrl-C on a terminal is the bench's, which then ends its engine
         )
         try:
             _wait(process, port, path, log)

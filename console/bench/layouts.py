@@ -21,7 +21,7 @@ from . import engines, options, provenance, scrape
 from .chart import Chart, Series
 from .load import Bounds
 from .result import Cell, Pass, Result, Server, now, spread_of
-from .run import bar, finish
+from .run import bar, finish, head
 from .runner import Pace, Runner, Site, Work
 from .work import Lengths, Plan
 
@@ -40,6 +40,7 @@ class Copies:
     """Cumulative counts. `made` is None where the engine has no such counter."""
 
     tokens: int  # generated
+    steps: int
     made: float | None  # copies on the device, of a row's layer or of a layer each
 
 
@@ -49,20 +50,35 @@ def copies(at: Site) -> Copies:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{at.server.url}/metrics", headers=headers)
     with urllib.request.urlopen(request, timeout=30) as page:
-        return counted(scrape.life(at.socket).generation_tokens, page.read().decode())
+        life = scrape.life(at.socket)
+        return counted(life.generation_tokens, life.steps, page.read().decode())
 
 
-def counted(tokens: int, metrics: str) -> Copies:
+def counted(tokens: int, steps: int, metrics: str) -> Copies:
     found = _COPIES.findall(metrics)
     made = sum(float(value) for operation, value in found if operation not in _ALLOCATIONS)
-    return Copies(tokens, made if found else None)
+    return Copies(tokens, steps, made if found else None)
 
 
-def per_token(start: Copies, end: Copies) -> float | NA:
-    if end.made is None:
-        return NA("this engine counts no copies of its cache")
-    tokens = end.tokens - start.tokens
-    return (end.made - (start.made or 0)) / tokens if tokens else NA("no token was generated")
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Copies over one or more passes."""
+
+    a_token: float | NA
+    a_step: float | NA
+
+    @classmethod
+    def between(cls, pairs: list[tuple[Copies, Copies]]) -> Rates:
+        if any(start.made is None or end.made is None for start, end in pairs):
+            none = NA("this engine counts no copies of its cache")
+            return cls(none, none)
+        made = sum((end.made or 0) - (start.made or 0) for start, end in pairs)
+        tokens = sum(end.tokens - start.tokens for start, end in pairs)
+        steps = sum(end.steps - start.steps for start, end in pairs)
+        return cls(
+            made / tokens if tokens else NA("no token was generated"),
+            made / steps if steps else NA("no step ran"),
+        )
 
 
 @click.command()
@@ -73,12 +89,13 @@ def per_token(start: Copies, end: Copies) -> float | NA:
 @click.option("--requests", type=click.IntRange(1), default=96, show_default=True, help="A pass.")
 @click.option("--prompt", type=options.LengthsType(), default="16..512", show_default=True, help="Tokens.")
 @click.option("--output", type=options.LengthsType(), default="32..256", show_default=True, help="Tokens.")
+@options.vocab_option
 @options.repeats_option
 @options.seed_option
 @options.out_options
 def layouts(
-    *, model: str | None, rows: int, requests: int, prompt: Lengths, output: Lengths, repeats: int, seed: int,
-    out: Path | None, as_json: bool, plot: str | None,
+    *, model: str | None, rows: int, requests: int, prompt: Lengths, output: Lengths, vocab: int, repeats: int,
+    seed: int, out: Path | None, as_json: bool, plot: str | None,
 ) -> None:  # fmt: skip
     """Start an engine for each layout in turn and send it the same mixed work; copies a token are counted."""
     picture = options.checked_plot(plot)
@@ -86,55 +103,72 @@ def layouts(
     if missing:
         raise Failure(f"this arc has no flag {' nor '.join(missing)}: its engine has the paged cache alone")
     passes: dict[str, list[Pass]] = {name: [] for name in LAYOUTS}
-    ratios: dict[str, list[float | NA]] = {name: [] for name in LAYOUTS}
-    servers: list[Server] = []
+    counts: dict[str, list[tuple[Copies, Copies]]] = {name: [] for name in LAYOUTS}
+    servers: dict[str, Server] = {}
     with bar((rows + requests) * len(LAYOUTS) * repeats, "requests") as tick:
         for number in range(repeats):
             for name in LAYOUTS if number % 2 else reversed(LAYOUTS):
                 with engines.started(model, (*LAYOUTS[name], f"sched.max_running={rows + 1}")) as engine:
                     at = engine.site()
-                    servers.append(at.server)
-                    plan = Plan("mixed", prompt, output, rows, options.VOCAB, at.context)
+                    _same_revision(servers, name, at.server)
+                    plan = Plan("mixed", prompt, output, rows, vocab, at.context)
                     work, pace = Work(plan, None, requests, rows), Pace(rows, None)
                     runner = Runner(at, Bounds(), tick)
                     runner.warm_up(work, pace, seed + number)
                     start = copies(at)
                     passes[name].append(runner.one(work, pace, seed + number))
-                    ratios[name].append(per_token(start, copies(at)))
+                    counts[name].append((start, copies(at)))
+    rates = {name: Rates.between(pairs) for name, pairs in counts.items()}
     cells = [
-        Cell(name=name, labels={"layout": name}, flags=_flags(name),
-             revision=servers[0].revision, passes=tuple(found))
+        Cell(
+            name=name, labels={"layout": name}, flags=_flags(name), revision=servers[name].revision,
+            passes=tuple(found),
+            counted={"copies a token": rates[name].a_token, "copies a step": rates[name].a_step},
+        )
         for name, found in passes.items()
     ]  # fmt: skip
-    said = lines(cells, ratios)
+    said = lines(cells, rates)
     result = Result(
-        kind="layouts", created=now(), client=provenance.client(), server=servers[0], cells=tuple(cells),
+        kind="layouts", created=now(), client=provenance.client(), server=servers["paged"], cells=tuple(cells),
         notes=tuple(said),
         command={
             "model": model, "rows": rows, "requests": requests, "prompt": str(prompt), "output": str(output),
-            "repeats": repeats, "seed": seed,
+            "vocab": vocab, "repeats": repeats, "seed": seed,
         },
     )  # fmt: skip
     spreads = [spread_of(cell.passes, "output_tok_s") for cell in cells]
     values = tuple(None if spread is None else spread.median for spread in spreads)
-    drawn = [Chart("output tok/s", "layout", tuple(LAYOUTS), (Series("median", values),), "tok/s")]
-    finish(result, said, drawn, out, as_json, plot, picture)
+    drawn = [Chart("output tok/s", "layout", tuple(LAYOUTS), (Series("median", values),), "tok/s", bars=True)]
+    finish(result, [*head(servers["paged"]), *said], drawn, out, as_json, plot, picture)
 
 
 def _flags(name: str) -> dict[str, Value]:
     return {flag: value for flag, _, value in (each.partition("=") for each in LAYOUTS[name])}
 
 
-def lines(cells: list[Cell], ratios: dict[str, list[float | NA]]) -> list[str]:
+def _same_revision(servers: dict[str, Server], name: str, server: Server) -> None:
+    """Note the engine of a layout. Raises Failure where it is of another revision than those before it."""
+    for other, before in servers.items():
+        if before.revision != server.revision:
+            raise Failure(
+                f"the files changed meanwhile: {other} ran {before.revision}, {name} would run {server.revision}"
+            )
+    servers.setdefault(name, server)
+
+
+def lines(cells: list[Cell], rates: dict[str, Rates]) -> list[str]:
     base = spread_of(cells[0].passes, "output_tok_s")
     rows = []
     for cell in cells:
         spread = spread_of(cell.passes, "output_tok_s")
         failed = sum(sum(each.errors.values()) for each in cell.passes)
-        known = [value for value in ratios[cell.name] if not isinstance(value, NA)]
-        why = next((value.na for value in ratios[cell.name] if isinstance(value, NA)), "")
         rate = "NA" if spread is None else f"{spread.median:,.1f} ({spread.least:,.1f} .. {spread.most:,.1f})"
         share = "NA" if spread is None or base is None else f"{spread.median / base.median:.3f}"
-        each = f"{sorted(known)[len(known) // 2]:,.1f}" if known else f"NA ({why})"
-        rows.append((cell.name, rate, share, each, f"{failed} failed" if failed else ""))
-    return shown.table(("layout", "tok/s, median (least .. most)", "to paged", "copies a token", ""), rows)
+        copied = (_number(rates[cell.name].a_token), _number(rates[cell.name].a_step))
+        rows.append((cell.name, rate, share, *copied, f"{failed} failed" if failed else ""))
+    header = ("layout", "tok/s, median (least .. most)", "to paged", "copies a token", "a step", "")
+    return shown.table(header, rows, frozenset({2, 3, 4}))
+
+
+def _number(value: float | NA) -> str:
+    return f"NA ({value.na})" if isinstance(value, NA) else f"{value:,.1f}"

@@ -101,6 +101,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, Value] = {}  # set for it, beside the engine's own
     revision: str | NA  # of the engine that was measured
     passes: tuple[Pass, ...]
+    counted: dict[
+        str, float | NA
+    ] = {}  # what the engine counted over all its passes, of what this experiment is about
 
 
 class Verdict(msgspec.Struct, frozen=True):

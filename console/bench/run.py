@@ -19,7 +19,7 @@ from ..parameters import FiniteRange
 from . import options, provenance
 from .chart import Chart, Series, lines, png
 from .request import Endpoint
-from .result import METRICS, Cell, Pass, Result, now, spread_of, write
+from .result import METRICS, Cell, Pass, Result, Server, now, spread_of, write
 from .runner import Pace, Runner, Site, Work, holding
 from .work import BURSTGPT_BURSTINESS, SHAPES, Lengths, Plan, trace_jobs
 
@@ -131,7 +131,7 @@ def run(
         server=at.server,
         cells=(cell,),
     )
-    finish(result, [*head(at), *table(cell)], charts(cell), out, as_json, plot, picture)
+    finish(result, [*head(at.server), *table(cell)], charts(cell), out, as_json, plot, picture)
     if not any(each.finished for each in passes):
         raise Failure("no request ended well")
 
@@ -176,16 +176,22 @@ def bar(length: int, what: str) -> Iterator[Callable[[], None]]:
         yield lambda: shown_bar.update(1)
 
 
-def head(at: Site) -> list[str]:
+def head(server: Server) -> list[str]:
     """Which engine, in two lines."""
-    server = at.server
-    revision = server.revision
-    known = f"NA ({revision.na})" if isinstance(revision, NA) else revision
-    lines_ = [f"{server.url}  {shown.plain(server.model)}  revision {known}"]
+    lines_ = [f"{server.url}  {named(server)}"]
     if server.differs:
         changed = "  ".join(f"{name}={value}" for name, value in server.differs.items())
         lines_.append(f"flags that differ from profile {server.profile}: {changed}")
     return lines_
+
+
+def named(server: Server) -> str:
+    """The build, in words."""
+    version, revision, device = (
+        f"NA ({value.na})" if isinstance(value, NA) else value
+        for value in (server.version, server.revision, server.device)
+    )
+    return f"{shown.plain(server.model)}, version {version}, revision {revision}, device {device}"
 
 
 def table(cell: Cell) -> list[str]:
@@ -239,7 +245,8 @@ def charts(cell: Cell) -> list[Chart]:
     for title, latency in (("time to first token", chosen.ttft), ("time between tokens", chosen.itl)):
         if latency is not None:
             values = tuple(1000 * value for value in latency.curve)
-            found.append(Chart(f"{title}, ms", "percentile", points, (Series(title, values),), "ms"))
+            curve = Series("of the pass in the middle", values)
+            found.append(Chart(f"{title}, ms", "percentile", points, (curve,), "ms"))
     return found
 
 
@@ -266,6 +273,6 @@ def finish(
                 for line in ["", *lines(chart, shown.width())]:
                     click.echo(line)
     if picture is not None:
-        png(drawn, picture)
+        png(drawn, picture, f"{named(result.server)}, {result.created}" if result.server else result.created)
     for path in filter(None, (out, picture)):
         click.echo(f"written: {path}", err=True)

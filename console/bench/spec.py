@@ -82,6 +82,15 @@ class Acceptance:
         """Accepted drafts a verified row: tokens beyond the one that a step brings anyway."""
         return self.accepted / self.rows if self.rows else None
 
+    def named(self, depth: int) -> dict[str, float | NA]:
+        """For a file: each share and the tokens a row, NA where nothing was drafted."""
+        none = NA("no drafts were verified")
+        shares = {
+            f"accepted at {place}": none if share is None else share
+            for place, share in enumerate(self.by_place[:depth], 1)
+        }
+        return shares | {"accepted a row": none if self.a_row is None else self.a_row}
+
     @classmethod
     def between(cls, pairs: list[tuple[Drafts, Drafts]]) -> Acceptance:
         places = max((len(end.drafted) for _, end in pairs), default=0)
@@ -131,14 +140,14 @@ def spec(
         if flag.high is not None and deepest > flag.high:
             raise Failure(f"{FLAG} may be {flag.allowed}: --deepest {deepest} is more")
     passes, counted = measure(at, deepest, rows, requests, output, repeats, seed)
+    accepted = {depth: Acceptance.between(pairs) for depth, pairs in counted.items()}
     cells = [
         Cell(
             name=f"depth {depth}", labels={"depth": depth}, flags={FLAG: depth}, revision=at.server.revision,
-            passes=tuple(found),
+            passes=tuple(found), counted=accepted[depth].named(depth),
         )
         for depth, found in passes.items()
     ]  # fmt: skip
-    accepted = {depth: Acceptance.between(pairs) for depth, pairs in counted.items()}
     said = lines(cells, accepted)
     result = Result(
         kind="spec", created=now(), client=provenance.client(), server=at.server, cells=tuple(cells), notes=tuple(said),
@@ -147,7 +156,7 @@ def spec(
             "endpoint": endpoint,
         },
     )  # fmt: skip
-    finish(result, [*head(at), *said], [_chart(cells)], out, as_json, plot, picture)
+    finish(result, [*head(at.server), *said], [_chart(cells)], out, as_json, plot, picture)
 
 
 def measure(
@@ -180,8 +189,9 @@ def lines(cells: list[Cell], accepted: dict[int, Acceptance]) -> list[str]:
         spread = spread_of(cell.passes, "output_tok_s")
         failed = sum(sum(each.errors.values()) for each in cell.passes)
         rate = "NA (no request ended well)" if spread is None else _rate(spread, base)
-        said = accepted[int(cell.labels["depth"])]
-        found.append(f"{cell.name}  {rate}  {_accepted(said)}" + (f"  FAILED {failed}" if failed else ""))
+        depth = int(cell.labels["depth"])
+        said = _accepted(accepted[depth], depth)
+        found.append(f"{cell.name}  {rate}  {said}" + (f"  FAILED {failed}" if failed else ""))
     return found
 
 
@@ -190,10 +200,10 @@ def _rate(spread: Spread, base: Spread) -> str:
     return f"{spread.median:>9,.1f} tok/s {span}  {spread.median / base.median:.3f}x"
 
 
-def _accepted(said: Acceptance) -> str:
+def _accepted(said: Acceptance, depth: int) -> str:
     if said.a_row is None:
         return "accepted NA (no drafts were verified)"
-    places = "  ".join("NA" if share is None else f"{100 * share:.0f} %" for share in said.by_place)
+    places = "  ".join("NA" if share is None else f"{100 * share:.0f} %" for share in said.by_place[:depth])
     return f"accepted {places}; {said.a_row:.2f} a row"
 
 
@@ -201,4 +211,4 @@ def _chart(cells: list[Cell]) -> Chart:
     spreads = [spread_of(cell.passes, "output_tok_s") for cell in cells]
     values = tuple(None if spread is None else spread.median for spread in spreads)
     points = tuple(str(cell.labels["depth"]) for cell in cells)
-    return Chart("output tok/s", "depth", points, (Series("median", values),), "tok/s")
+    return Chart("output tok/s", "depth", points, (Series("median", values),), "tok/s", bars=True)

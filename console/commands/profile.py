@@ -11,10 +11,11 @@ import msgspec
 from ...engine.control import protocol as p
 from ...engine.control import span_messages as s
 from .. import shown
-from ..client import Client, connect
+from ..client import Client, find
 from ..engine_option import engine_option
 from ..exits import Failure
 from ..files import write_whole
+from ..held_flags import HeldFlags, flags_of
 from ..parameters import FiniteRange, NewFile
 from ..span_compare import Pair, differences, pairs, read_report
 from ..span_tree import build_line, proof_line
@@ -22,8 +23,9 @@ from ..trace_events import document
 from .spans import ask
 
 _DETAILS = ("step", "layer", "op")
-_POLL = 0.1  # seconds
-_SLACK = 30.0  # seconds that the engine may take to come to a step border and put the flags back
+_SLACK = (
+    10.0  # seconds past the recording until the engine puts the flags back by itself, should this be killed
+)
 
 
 @click.command()
@@ -49,46 +51,40 @@ def profile(
         return
     if out is None:
         raise click.UsageError("name the file: --out trace.json (or two to --compare)")
-    with connect(engine) as client:
+    path = find(engine)
+    with Client(path) as client:
         name = client.get("/v1/hello", p.Hello).name
-        trace, report = _capture(client, seconds, detail)
+    trace, report = _capture(path, seconds, detail)
     write_whole(out, document(trace, report, name))
     for line in _summary(trace, out):
         click.echo(line)
 
 
-def _capture(client: Client, seconds: float, detail: str) -> tuple[s.Trace, s.SpanReport]:
-    wanted = {"profile.enabled": True, "profile.detail": detail}
-    flags = {flag.name: flag for flag in client.get("/v1/flags", p.Flags).flags}
-    lasting = all(flags[name].value == value and flags[name].until is None for name, value in wanted.items())
-    if not lasting:
-        client.patch("/v1/flags", p.FlagsPatch(changes=wanted, ttl=seconds, reason="arc profile"), p.Applied)
-    began = time.monotonic()
-    time.sleep(seconds)
-    if not lasting:
-        _until_put_back(client, wanted)
-    passed = time.monotonic() - began
-    raw = client.raw("GET", "/v1/trace", query={"seconds": min(900.0, passed)})
-    answer = msgspec.json.decode(raw)
+def _capture(path: Path, seconds: float, detail: str) -> tuple[s.Trace, s.SpanReport]:
+    """What is recorded is read before the flags go back: another detail, or the one from before, begins anew."""
+    wanted: dict[str, p.Value] = {"profile.enabled": True, "profile.detail": detail}
+    with Client(path) as client:
+        flags = flags_of(client)
+    held = HeldFlags(path, "arc profile", seconds + _SLACK)
+    if any(flags[name].value != value or flags[name].until is not None for name, value in wanted.items()):
+        held.change(wanted)
+    try:
+        began = time.monotonic()
+        time.sleep(seconds)
+        with Client(path) as client:
+            return _read(client, time.monotonic() - began)
+    finally:
+        held.give_back()
+
+
+def _read(client: Client, passed: float) -> tuple[s.Trace, s.SpanReport]:
+    answer = msgspec.json.decode(client.raw("GET", "/v1/trace", query={"seconds": min(900.0, passed)}))
     if "na" in answer:
         raise Failure(answer["na"])
     trace = msgspec.convert(answer, s.Trace)
     if not trace.steps:
         raise Failure(f"no step ran in these {shown.seconds(passed)}: there is nothing to write")
     return trace, ask(client, min(900.0, max(1.0, passed)))
-
-
-def _until_put_back(client: Client, wanted: dict[str, p.Value]) -> None:
-    """Wait for the engine to end the change, so that the operator finds the flags as they were."""
-    end = time.monotonic() + _SLACK
-    while time.monotonic() < end:
-        flags = client.get("/v1/flags", p.Flags).flags
-        if all(flag.until is None for flag in flags if flag.name in wanted):
-            return
-        time.sleep(_POLL)
-    raise Failure(
-        "the engine came to no step border, so profiling is still on: `arc flags profile` says until when"
-    )
 
 
 def _summary(trace: s.Trace, out: Path) -> list[str]:

@@ -68,8 +68,8 @@ class Choice:
         self.completion_tokens += used
         self.tokens.ids.extend(output.token_ids[:used])
         self.tokens.offsets.extend(offsets)
-        if len(offsets) < used:
-            self.tokens.offsets.append(self.characters)
+        # Without text: the token that stopped it, and all of a model without a tokenizer.
+        self.tokens.offsets.extend([self.characters] * (used - len(offsets)))
         if output.logprobs is not None:
             self.tokens.logprobs.extend(output.logprobs[:used])
 

@@ -26,7 +26,7 @@ from ..model.cache import LatentCache, bytes_per_page, slot_of
 from ..model.checkpoint import Checkpoint, serving_dtype
 from ..model.config import ModelConfig
 from ..model.deepseek import DeepseekModel
-from ..model.dense import DenseCache, DenseMlaDecode
+from ..model.dense import COPIES, DenseCache, DenseMlaDecode
 from ..model.generation import GenerationDefaults, read_generation_defaults
 from ..model.hf_config import read_config
 from ..model.prediction import has_prediction
@@ -143,6 +143,8 @@ def assemble(
     log.info("%d KV pages of %d tokens, %d MiB: %s", sized.pages, page_size, sized.bytes >> 20, sized.why)
     layout: Layout
     if dense is None:
+        # A page stays where it is: there is nothing to put together.
+        counters.copies = dict.fromkeys(COPIES, 0)
         layout = _paged(config, sized.pages, page_size, slot_of(config, dtype, latents), device, predicts)
     else:
         counters.copies = dense.done

@@ -171,15 +171,16 @@ class EnginePort:
         )
 
     def spans(self, window: float) -> SpanReport | NA:
-        return self._profiler.report(self._build_of(), window) or _never_profiled()
+        return self._profiler.report(self.build(), window) or _never_profiled()
 
     def trace(self, seconds: float) -> Trace | NA:
-        return self._profiler.trace(self._build_of(), seconds) or _never_profiled()
+        return self._profiler.trace(self.build(), seconds) or _never_profiled()
 
     def instruments(self) -> Instruments:
         return self._profiler.instruments()
 
-    def _build_of(self) -> Build:
+    def build(self) -> Build:
+        """What a report about this engine names."""
         info, settings = self.info, self.settings
         known = info.revision != UNKNOWN
         return Build(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -16,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
+from tqdm import tqdm
 
 from ..telemetry.records import AllocatorCounters
-from ..version import revision, version
 from .cap import MIB
 from .legs import TENTHS, Leg, Spec, Work
 from .pool import HostPool
@@ -36,10 +37,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints. `legs` has each leg as often as it ran, in the order it did."""
+    """What --json prints. `legs` has each leg as often as it ran, in the order it did; all are of one revision."""
 
-    version: str
-    revision: str
     torch: str
     cores: int
     work: Work
@@ -55,21 +54,39 @@ def leg(spec: Spec) -> Leg:
     """Run one leg in a process of its own."""
     command = [sys.executable, "-m", "arc.engine.memory.legs", msgspec.json.encode(spec).decode()]
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(spec.work.threads)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False)
+    # In a group of its own: Ctrl-C is the bench's, which then ends its leg.
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False, process_group=0)
     if done.returncode:
         raise LegFailed(f"leg {spec.name} ended with exit code {done.returncode}")
     return msgspec.json.decode(done.stdout, type=Leg)
 
 
-def legs(work: Work, repeats: int, cap_mib: int | None) -> list[Leg]:
-    """Off, unbounded and capped in turn, `repeats` times; the legs of a round stand next to each other in time."""
+def legs(
+    work: Work, repeats: int, cap_mib: int | None, on_leg: Callable[[], object] = lambda: None
+) -> list[Leg]:
+    """Off, unbounded and capped in turn, `repeats` times; the legs of a round stand next to each other in time.
+
+    Raises LegFailed.
+    """
     done: list[Leg] = []
+
+    def run(spec: Spec) -> Leg:
+        ran = leg(spec)
+        if done and done[0].build.revision != ran.build.revision:
+            raise LegFailed(
+                f"the files changed meanwhile: leg {spec.name} ran {ran.build.revision}, those before it "
+                f"{done[0].build.revision}"
+            )
+        done.append(ran)
+        on_leg()
+        return ran
+
     for _ in range(repeats):
-        done.append(leg(Spec(name="off", enabled=False, cap_mib=None, work=work)))
-        done.append(leg(Spec(name="unbounded", enabled=True, cap_mib=0, work=work)))
+        run(Spec(name="off", enabled=False, cap_mib=None, work=work))
+        unbounded = run(Spec(name="unbounded", enabled=True, cap_mib=0, work=work))
         if cap_mib is None:
-            cap_mib = max(1, (done[-1].held or 0) // 2 // MIB)
-        done.append(leg(Spec(name="capped", enabled=True, cap_mib=cap_mib, work=work)))
+            cap_mib = max(1, (unbounded.held or 0) // 2 // MIB)
+        run(Spec(name="capped", enabled=True, cap_mib=cap_mib, work=work))
     return done
 
 
@@ -111,9 +128,10 @@ def table(report: Report) -> str:
         by_name.setdefault(each.name, []).append(each)
     some = report.legs[0]
     lines = [
-        f"arc {report.version} ({report.revision}), torch {report.torch}, {report.cores} cores, {work.threads} threads",
-        f"{work.model}: {some.tokens:,} tokens out and {some.prompt_tokens:,} in, {work.rows} sequences at a time, "
-        f"medians of {len(by_name['off'])} runs a leg",
+        f"arc {some.build.version} ({some.build.revision}) on {some.build.device}, {some.build.dtype}, "
+        f"torch {report.torch}, {report.cores} cores, {work.threads} threads",
+        f"{some.build.model}: {some.tokens:,} tokens out and {some.prompt_tokens:,} in, {work.rows} sequences at a "
+        f"time, medians of {len(by_name['off'])} runs a leg",
         "",
         f"{'':10}{'tok/s':>18}{'CPU ms/tok':>12}{'growth':>10}{'2nd half':>16}{'alloc/step':>12}{'free/step':>11}"
         f"{'held':>10}{'hit rate':>10}",
@@ -173,7 +191,16 @@ def _cap(run: Leg) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m arc.engine.memory.bench", description=__doc__)
+    # As Ctrl-C: the leg under way is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        _main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="arc bench allocator", description=__doc__)
     parser.add_argument("--model", default="carried", help="a model's folder")
     parser.add_argument("--rows", type=int, default=32, help="sequences at a time")
     parser.add_argument(
@@ -206,13 +233,12 @@ def main() -> None:
     )
     torch.set_num_threads(options.threads)
     try:
-        ran = legs(work, options.repeats, options.cap_mib)
+        with tqdm(total=3 * options.repeats, desc="legs", unit="leg", disable=None) as bar:
+            ran = legs(work, options.repeats, options.cap_mib, bar.update)
     except LegFailed as failed:
         sys.exit(str(failed))
     report = Report(
-        version=version(),
-        revision=revision(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         cores=len(os.sched_getaffinity(0)),
         work=work,
         legs=tuple(ran),

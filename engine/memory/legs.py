@@ -6,7 +6,6 @@ It runs as a process of its own (`python -m arc.engine.memory.legs SPEC`), so th
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import resource
 import sys
@@ -16,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from .. import environment
 from ..config import ConfigError, load
+from ..control.span_messages import Build
 from ..core.assembly import Assembly, assemble
 from ..core.capacity import CapacityError
 from ..folder import CheckpointError
@@ -67,6 +68,7 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
     """What one leg did. Memory in bytes; None where the leg has no pool."""
 
     name: str
+    build: Build  # with the leg's own flags
     tokens: int  # generated
     prompt_tokens: int
     seconds: float
@@ -145,6 +147,7 @@ async def run(spec: Spec, assembly: Assembly) -> Leg:
     is_on = spec.enabled
     return Leg(
         name=spec.name,
+        build=assembly.port.build(),
         tokens=done,
         prompt_tokens=sum(len(request.prompt) for request in requests),
         seconds=seconds,
@@ -180,7 +183,7 @@ async def _whole(spec: Spec) -> Leg:
 
 
 def main() -> None:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment.prepare()
     spec = msgspec.json.decode(sys.argv[1], type=Spec)
     sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(_whole(spec))))
 

@@ -22,6 +22,7 @@ CUT = frozenset(
     {"latent", "prediction"}
 )  # kinds that hold a value a token, in order: their front can be cut off
 GONE = -1  # in the place of a row that left the batch; sequence numbers start at 0
+COPIES: tuple[str, ...] = ("clone_in.alloc", "clone_in.slice_set", "clone_out", "front_pad_grow", "grow")
 _ROUND = 64  # columns: a cohort that grows by a token a step is given room for so many at once
 
 
@@ -47,7 +48,8 @@ class DenseCache:
         self.end = 0  # the column behind every row's last token of this step
         self.rows: list[int] = []  # sequence numbers
         self.leads: list[int] = []
-        self.done: Counter[str] = Counter()  # copies and allocations since the start, by what made them
+        # Copies and allocations since the start, by what made them.
+        self.done: Counter[str] = Counter(dict.fromkeys(COPIES, 0))
         self._dtype = dtype
         self._device = device
         self._slots: list[Tensor] = [self._empty(0, 0) for _ in self.kinds]  # [rows, columns, width]

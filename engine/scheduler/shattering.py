@@ -87,7 +87,7 @@ def _pairs(text: str) -> tuple[tuple[int, int], ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m arc.engine.scheduler.shattering",
+        prog="arc bench shattering",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -183,7 +183,7 @@ class EngineCollector(Collector):
         yield seconds
         copies = CounterMetricFamily(
             "arc:cache_copies",
-            "Copies and allocations of the dense layout, a row's layer each, by what made them.",
+            "Copies and allocations that put the cache of a batch together, a row's layer each, by what made them.",
             labels=(*LABELS, "operation"),
         )
         for operation, count in c.copies.copy().items():

@@ -294,15 +294,21 @@ async def test_a_capture_of_a_real_engine_is_a_valid_trace_and_leaves_the_flags_
     assert f"written: {out}" in done.stdout
 
 
-async def test_a_capture_over_a_lasting_profile_leaves_it_on(
-    tiny: Path, tmp_path: Path, folders: Path
+@pytest.mark.parametrize("detail", ["op", "layer"])
+async def test_a_capture_over_a_lasting_profile_leaves_it_as_it_was(
+    tiny: Path, tmp_path: Path, folders: Path, detail: str
 ) -> None:
-    flags = {"profile__enabled": "on", "profile__detail": "op"}
+    """With another detail than the capture's, too, which begins anew when it comes and when it goes."""
+    out = tmp_path / "trace.json"
+    flags = {"profile__enabled": "on", "profile__detail": detail}
     async with controlled(tiny, tmp_path, **flags) as (assembly, _ask), working(assembly):
-        done = await command("profile", "--seconds", "0.5", "--out", str(tmp_path / "trace.json"))
+        before = assembly.port.settings.values()
+        done = await command("profile", "--seconds", "1", "--out", str(out))
         assert done.returncode == 0, done.stderr
-        assert assembly.port.settings.get_bool("profile.enabled")
+        assert assembly.port.settings.values() == before
         assert "step" in vars(assembly.engine)
+    names = {event.name for event in valid(out.read_bytes()).traceEvents if isinstance(event, Complete)}
+    assert "attend" in names, "a span of the detail op"
 
 
 async def test_a_capture_whose_command_is_killed_ends_all_the_same(

@@ -13,7 +13,7 @@ from arc.console.bench.admission import ARMS, ArmWork, judge, lines, ratio
 from arc.console.bench.chart import Chart, Series, png
 from arc.console.bench.chart import lines as chart_lines
 from arc.console.bench.compare import compared, differences
-from arc.console.bench.layouts import Copies, per_token
+from arc.console.bench.layouts import Copies, Rates
 from arc.console.bench.layouts import counted as counted_copies
 from arc.console.bench.load import Bounds, Measured
 from arc.console.bench.result import (
@@ -252,12 +252,16 @@ arc:steps_total{model="m"} 7
 """
 
 
-def test_copies_a_token_leave_allocations_out_and_are_na_where_nobody_counts() -> None:
-    end = counted_copies(20, METRICS_PAGE)
-    assert end == Copies(20, 221.0)
-    assert per_token(Copies(10, 21.0), end) == 20
-    assert isinstance(per_token(counted_copies(1, ""), counted_copies(2, "arc:steps_total 7\n")), NA)
-    assert isinstance(per_token(Copies(10, 5.0), Copies(10, 5.0)), NA)
+def test_copies_leave_allocations_out_and_are_na_where_nobody_counts() -> None:
+    end = counted_copies(20, 7, METRICS_PAGE)
+    assert end == Copies(20, 7, 221.0)
+    assert Rates.between([(Copies(10, 2, 21.0), end)]) == Rates(a_token=20, a_step=40)
+    none = (counted_copies(1, 1, ""), counted_copies(2, 2, "arc:steps_total 7\n"))
+    assert isinstance(Rates.between([none]).a_token, NA)
+    assert isinstance(Rates.between([(Copies(10, 1, 5.0), Copies(10, 1, 5.0))]).a_token, NA)
+    assert Rates.between([(Copies(0, 0, 0.0), Copies(9, 3, 0.0))]) == Rates(
+        0, 0
+    )  # counted, and none was made
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
@@ -279,7 +283,7 @@ def test_a_picture_is_written_or_its_extra_is_named(tmp_path: Path) -> None:
     """One or the other, as matplotlib is installed or not: both are what a user meets."""
     path = tmp_path / "a.png"
     try:
-        png([CHART, replace(CHART, title="again")], path)
+        png([CHART, replace(CHART, title="again", bars=True)], path, "of what")
     except Failure as failure:
         assert "arc-console[bench]" in failure.message and not path.exists()
     else:

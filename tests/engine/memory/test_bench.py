@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from arc.engine.control.span_messages import Build
 from arc.engine.core.assembly import Assembly
 from arc.engine.memory import bench
 from arc.engine.memory.bench import LegFailed, Report, Size, leg, table
@@ -54,6 +55,7 @@ def test_all_legs_have_the_same_work(tiny: Path) -> None:
 def test_a_leg_runs_in_a_process_of_its_own(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = leg(Spec(name="off", enabled=False, cap_mib=None, work=work(tiny)))
     assert done.tokens == 60 and done.held is done.hits is done.cap is None
+    assert done.build.flags["alloc.enabled"] is False and done.build.device == "cpu"
     capfd.readouterr()
     with pytest.raises(LegFailed, match="leg off ended"):
         leg(Spec(name="off", enabled=False, cap_mib=None, work=work(tiny / "none")))
@@ -61,14 +63,30 @@ def test_a_leg_runs_in_a_process_of_its_own(tiny: Path, capfd: pytest.CaptureFix
     assert said == f"the engine of leg off cannot start: {tiny / 'none'} has no config.json"
 
 
+def test_legs_of_two_revisions_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revisions = iter(("abc", "abc-dirty"))
+
+    def ran(spec: Spec) -> Leg:
+        return made(spec.name, build=msgspec.structs.replace(BUILD, revision=next(revisions)))
+
+    monkeypatch.setattr(bench, "leg", ran)
+    with pytest.raises(LegFailed, match="leg unbounded ran abc-dirty, those before it abc"):
+        bench.legs(work(tiny), repeats=1, cap_mib=None)
+
+
 def test_the_slope_is_least_squares() -> None:
     assert slope([(n, 5 + 3 * n) for n in range(10)]) == pytest.approx(3)
     assert slope([(0, 1), (10, 1), (20, 1)]) == 0
 
 
+BUILD = Build(
+    version="1", revision="abc", dirty=False, model="m", dtype="bfloat16", device="cpu", profile="default", flags={}
+)  # fmt: skip
+
+
 def made(name: str, **changes: object) -> Leg:
     plain = Leg(
-        name=name, tokens=3000, prompt_tokens=9, seconds=2.0, cpu_seconds=3.0, steps=100,
+        name=name, build=BUILD, tokens=3000, prompt_tokens=9, seconds=2.0, cpu_seconds=3.0, steps=100,
         resident=tuple(n * MIB for n in range(11)), slope=2.0 * MIB / 1000, cap=None, held=None, bound=None,
         hits=None, misses=None, allocated=None, freed=None, bypassed=None, overdue=None,
     )  # fmt: skip
@@ -83,7 +101,7 @@ def test_the_table_leaves_out_what_was_not_measured(tiny: Path) -> None:
         made("capped", hits=0, cap=4 * MIB, bound=3, **{**counts, "misses": 0}),
     )
     report = Report(
-        version="1", revision="abc", torch="2", cores=2, work=work(tiny), legs=legs,
+        torch="2", cores=2, work=work(tiny), legs=legs,
         sizes=(Size(mib=64, plain=3e-3, pooled=1e-3),),
     )  # fmt: skip
     lines = table(report).splitlines()
