@@ -20,7 +20,7 @@ help:
 	@echo "make soak    many requests against one engine, and what its memory does; takes about 10 minutes"
 	@echo "make sanitize  the C++ kernels' tests under the address and undefined-behaviour sanitizers; takes some minutes"
 	@echo "make docs    write docs/flags.md and docs/control-messages.md anew from the code"
-	@echo "make pictures  take the README's pictures anew, of the console over the carried model; takes two minutes"
+	@echo "make pictures  take the README's pictures anew, of the console over the carried model; takes about a minute"
 	@echo "make clean   remove .venv and everything that was built"
 
 up: $(VENV)/engine.stamp

@@ -125,10 +125,10 @@ class Client:
         return found
 
     def post(self, path: str, body: msgspec.Struct, answer: type[T]) -> T:
-        return msgspec.json.decode(self.raw("POST", path, msgspec.json.encode(body)), type=answer)
+        return msgspec.json.decode(self.raw("POST", path, _encoded(body)), type=answer)
 
     def patch(self, path: str, body: msgspec.Struct, answer: type[T]) -> T:
-        return msgspec.json.decode(self.raw("PATCH", path, msgspec.json.encode(body)), type=answer)
+        return msgspec.json.decode(self.raw("PATCH", path, _encoded(body)), type=answer)
 
     def delete(self, path: str, answer: type[T], **query: Any) -> T:
         return msgspec.json.decode(self.raw("DELETE", path, query=query), type=answer)
@@ -184,7 +184,16 @@ class Client:
             ) from None
 
 
+def _encoded(body: msgspec.Struct) -> bytes:
+    """Raises Failure for what came off a command line and is no text: bytes that are not UTF-8."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        raise Failure(f"{error.object!r} is not UTF-8, so it cannot be sent") from None
+
+
 def _target(path: str, query: dict[str, Any] | None) -> str:
+    path = urllib.parse.quote(path, errors="surrogateescape")  # names in it came off a command line
     given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
     return f"{path}?{urllib.parse.urlencode(given)}" if given else path
 

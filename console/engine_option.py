@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from ..engine.control import paths
+from .parameters import Line
 
 Decorated = Callable[..., Any]
 
@@ -46,7 +47,12 @@ json_option: Callable[[Decorated], Decorated] = click.option(
 )
 
 why_option: Callable[[Decorated], Decorated] = click.option(
-    "--why", "reason", default="", metavar="TEXT", help="The reason, for events and the audit log."
+    "--why",
+    "reason",
+    default="",
+    type=Line(),
+    metavar="TEXT",
+    help="The reason, for events and the audit log.",
 )
 
 

@@ -23,6 +23,7 @@ from ...engine.control.protocol import NA, Value
 from .. import shown
 from ..exits import Failure
 from ..held_flags import flags_of
+from ..parameters import FiniteRange
 from . import engines, options, provenance
 from .chart import Chart, Series
 from .load import Bounds
@@ -113,7 +114,7 @@ class _Sizes(click.ParamType):
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0.01, 1),
+    type=FiniteRange(0.01, 1),
     default=0.15,
     show_default=True,
     help="Within which arms agree and a curve is flat.",

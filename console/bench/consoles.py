@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..exits import Failure
+from ..parameters import FiniteRange
 from . import options, provenance
 from .chart import Chart, Series
 from .load import Bounds
@@ -33,9 +34,7 @@ ARMS = (0, 1, 8)
     show_default=True,
     help="Tokens a request: so long that attaching itself is not what is measured.",
 )
-@click.option(
-    "--hz", type=click.FloatRange(0.2, 20), default=4.0, show_default=True, help="Pictures a second."
-)
+@click.option("--hz", type=FiniteRange(0.2, 20), default=4.0, show_default=True, help="Pictures a second.")
 @options.vocab_option
 @options.repeats_option
 @options.seed_option

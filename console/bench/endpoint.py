@@ -37,14 +37,18 @@ class Address:
     @classmethod
     def of(cls, url: str) -> Address:
         """From http://host:port, with or without /v1 at its end. Raises ValueError that says what is wrong."""
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"{url!r}: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no http:// or https:// address, such as http://127.0.0.1:8000/v1")
         if parts.query or parts.fragment or parts.username:
             raise ValueError(f"{url!r}: only scheme, host, port and path are taken")
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, prefix)
+        return cls(parts.hostname, port or (443 if tls else 80), tls, prefix)
 
     @property
     def url(self) -> str:

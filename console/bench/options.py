@@ -14,6 +14,8 @@ from ...engine.flags import Value
 from ..durations import Duration
 from ..engine_option import complete_flag, engine_option
 from ..exits import Failure
+from ..files import check_place
+from ..parameters import NewFile
 from .load import Bounds
 from .runner import Site, site
 from .work import SHAPES, Lengths
@@ -78,7 +80,7 @@ site_options = _chain(
 )  # fmt: skip
 
 out_options = _chain(
-    click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the results as JSON."),
+    click.option("--out", type=NewFile(), help="Write the results as JSON."),
     click.option("--json", "as_json", is_flag=True, help="Print the results as JSON."),
     click.option("--plot", is_flag=False, flag_value="-", metavar="[FILE.png]",
                  help="Draw the curves in the terminal, and into FILE."),
@@ -156,4 +158,5 @@ def checked_plot(plot: str | None) -> Path | None:
     from .chart import require_matplotlib
 
     require_matplotlib(path)
+    check_place(path)
     return path

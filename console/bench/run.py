@@ -15,6 +15,7 @@ from ...engine.control.protocol import NA
 from .. import shown
 from ..engine_option import print_json
 from ..exits import Failure
+from ..parameters import FiniteRange
 from . import options, provenance
 from .chart import Chart, Series, lines, png
 from .request import Endpoint
@@ -45,13 +46,13 @@ from .work import BURSTGPT_BURSTINESS, SHAPES, Lengths, Plan, trace_jobs
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0.001, 1_000_000),
     metavar="R",
     help="Requests a second, whatever the server does.",
 )
 @click.option(
     "--burstiness",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0.01, 1000),
     help="Shape of the gaps at a rate: 1 is Poisson, less is in bursts. [1; 0.5 for burstgpt]",
 )
 @click.option(
@@ -258,17 +259,19 @@ def finish(
     plot: str | None,
     picture: Path | None,
 ) -> None:
-    """Print, draw and write. The file comes first: nothing of a long run is lost to a closed pipe."""
-    if out is not None:
-        write(out, result)
-    if as_json:
-        print_json(msgspec.json.encode(result))
-    else:
-        for line in text:
-            click.echo(line)
-        for chart in drawn if plot is not None else ():
-            for line in ["", *lines(chart, shown.width())]:
+    """Print, draw and write. The file comes first: no long run is lost to a closed pipe, nor to a full disk."""
+    try:
+        if out is not None:
+            write(out, result)
+    finally:
+        if as_json:
+            print_json(msgspec.json.encode(result))
+        else:
+            for line in text:
                 click.echo(line)
+            for chart in drawn if plot is not None else ():
+                for line in ["", *lines(chart, shown.width())]:
+                    click.echo(line)
     if picture is not None:
         png(drawn, picture, f"{named(result.server)}, {result.created}" if result.server else result.created)
     for path in filter(None, (out, picture)):

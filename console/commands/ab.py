@@ -24,6 +24,7 @@ from ..durations import Duration
 from ..engine_option import complete_flag, engine_option, print_json
 from ..exits import Exit, Failure
 from ..files import write_whole
+from ..parameters import FiniteRange, NewFile
 
 
 def _complete_metric(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -56,19 +57,19 @@ def _complete_metric(_context: click.Context, _parameter: click.Parameter, incom
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=FiniteRange(0, 100, min_open=True),
     metavar="PERCENT",
     help="Stop also when the difference is surely smaller than this.",
 )
 @click.option(
     "--alpha",
-    type=click.FloatRange(0.0001, 0.5),
+    type=FiniteRange(0.0001, 0.5),
     default=ALPHA,
     show_default=True,
     help="How often a difference may be found where there is none, all looks together.",
 )
 @click.option("--seed", type=int, help="Of the order of the blocks. [from the clock]")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as JSON.")
+@click.option("--out", type=NewFile(), help="Write the report as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @engine_option
 def ab(
@@ -172,13 +173,15 @@ def said(progress: Progress) -> str:
 
 def _finish(report: Report, out: Path | None, as_json: bool) -> None:
     raw = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    if out is not None:
-        write_whole(out, raw + b"\n")
-    if as_json:
-        print_json(raw)
-    else:
-        for line in lines(report):
-            click.echo(line)
+    try:
+        if out is not None:
+            write_whole(out, raw + b"\n")
+    finally:  # a disk that is full by now does not cost the report
+        if as_json:
+            print_json(raw)
+        else:
+            for line in lines(report):
+                click.echo(line)
     if out is not None:
         click.echo(f"written: {out}", err=True)
     if report.restored is False or (

@@ -114,7 +114,8 @@ def _last_step(recorded: recording.Recording) -> str:
     if recorded.open_step is not None:
         return (
             f"step {recorded.open_step:,} was under way with {recorded.open_rows} rows, begun at "
-            f"{shown.clock(recorded.last_sign)}: the engine ended inside it"
+            f"{shown.clock(recorded.last_sign)}"
+            + ("" if recorded.ended is None and _lives(recorded.header) else ": the engine ended inside it")
         )
     if not recorded.steps:
         return "no step ever ran"

@@ -16,6 +16,7 @@ from ..engine_option import engine_option
 from ..exits import Failure
 from ..files import write_whole
 from ..held_flags import HeldFlags, flags_of
+from ..parameters import FiniteRange, NewFile
 from ..span_compare import Pair, differences, pairs, read_report
 from ..span_tree import build_line, proof_line
 from ..trace_events import document
@@ -29,10 +30,8 @@ _SLACK = (
 
 @click.command()
 @engine_option
-@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(0.1, 600), help="How long.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file: Chrome's trace event format."
-)
+@click.option("--seconds", default=10.0, show_default=True, type=FiniteRange(0.1, 600), help="How long.")
+@click.option("--out", type=NewFile(), help="The file: Chrome's trace event format.")
 @click.option(
     "--detail", default="op", show_default=True, type=click.Choice(_DETAILS), help="How deep spans go."
 )

@@ -11,6 +11,7 @@ from .. import shown
 from ..client import Client, connect
 from ..engine_option import engine_option, json_option, print_json
 from ..exits import Failure
+from ..parameters import FiniteRange
 from ..span_tree import SORT_KEYS, Node, Number, SortKey, arranged, build_line, nodes, proof_line
 
 
@@ -18,7 +19,7 @@ from ..span_tree import SORT_KEYS, Node, Number, SortKey, arranged, build_line, 
 @engine_option
 @json_option
 @click.option(
-    "--window", default=10.0, show_default=True, type=click.FloatRange(1, 900), help="Seconds to look at."
+    "--window", default=10.0, show_default=True, type=FiniteRange(1, 900), help="Seconds to look at."
 )
 @click.option("--sort", "key", default="tree", show_default=True, type=click.Choice(SORT_KEYS),
               help="Spans of one parent by this, largest first.")  # fmt: skip

@@ -10,6 +10,7 @@ from ...engine.flags import show
 from .. import shown
 from ..client import connect
 from ..engine_option import engine_option, json_option, print_json
+from ..parameters import FiniteRange
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class Status(msgspec.Struct, frozen=True):
     "--window",
     default=10.0,
     show_default=True,
-    type=click.FloatRange(0.1, 900),
+    type=FiniteRange(0.1, 900),
     help="Seconds that rates are over.",
 )
 def status(engine: str | None, as_json: bool, window: float) -> None:

@@ -67,6 +67,10 @@ def address(text: str) -> Address:
         raise Failure(
             "--metrics: an address with a user and a password is not supported: the page must be readable"
         )
+    try:
+        parts.hostname.encode("idna")  # what a connection would do, and fail at
+    except UnicodeError:
+        raise Failure(f"--metrics {plain(text)}: {plain(parts.hostname)!r} is no host's name") from None
     target = (parts.path if parts.path not in ("", "/") else "/metrics") + (
         f"?{parts.query}" if parts.query else ""
     )

@@ -15,6 +15,7 @@ _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*(?:\{|[ \t]+[-+0-9.NnIi])
 _QUOTED = re.compile(
     r'\{[ \t]*"'
 )  # a name that needs quotes, as newer servers may write it: none of ours does
+_BEGUN = re.compile(r"[ \t]*[a-zA-Z_:{#]")  # how a line of the format begins, whatever it is
 _SHOWN = 60  # characters of a line that is no metric
 
 
@@ -41,8 +42,7 @@ def parse(text: str, wanted: Callable[[str], bool]) -> Page:
     if not text.strip():
         raise NotMetrics("the page is empty")
     lines = text.split("\n")
-    if lines.pop():
-        raise NotMetrics("the page breaks off in the middle of a line")
+    rest = lines.pop()
     kept: list[tuple[int, str]] = []
     first = ""
     for number, raw in enumerate(lines, 1):
@@ -57,6 +57,10 @@ def parse(text: str, wanted: Callable[[str], bool]) -> Page:
         first = first or found[1]
         if wanted(found[1]):
             kept.append((number, line))
+    if rest and not _BEGUN.match(rest):
+        raise NotMetrics(f"no Prometheus text, line {len(lines) + 1}: {_short(rest)}")
+    if rest:
+        raise NotMetrics("the page breaks off in the middle of a line")
     return Page(_parsed(kept), first)
 
 

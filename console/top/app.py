@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.style import Style
+from textual import events
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from .demo import DemoLoad
 from .dialogs import Leave
 from .engine_calls import EngineCalls
+from .filter_field import FilterField
 from .fleet import AnyReader, Fleet, Member
 from .fleet_screen import FleetScreen
 from .keys import KEYS
@@ -53,7 +55,9 @@ class Palette(Provider):
         assert isinstance(app, Console)
         main = app.main
         found: list[tuple[str, str, Callable[[], Any]]] = [
-            (key.what, key.shown, partial(main.run_action, key.action)) for key in KEYS if key.id != "palette"
+            (key.explained, key.shown, partial(main.run_action, key.action))
+            for key in KEYS
+            if key.id != "palette"
         ]
         flags = app.store.picture.flags
         for member in app.members():
@@ -77,6 +81,7 @@ class Palette(Provider):
 class Console(App[None]):
     TITLE = "arc"
     CSS_PATH = "top.tcss"
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (30, "-high")]  # noqa: RUF012  (Textual's own form)
     COMMANDS = {Palette}  # noqa: RUF012  (Textual's own form)
 
     def __init__(
@@ -186,6 +191,13 @@ class Console(App[None]):
         if self.demo:
             self.demo.stop()
 
+    def on_key(self, event: events.Key) -> None:
+        """Keys that are typed faster than the filter opens come up here, past the field: they are for it, and no
+        commands."""
+        if event.is_printable and event.character and isinstance(self.focused, FilterField):
+            event.prevent_default()
+            self.focused.take(event.character)
+
     async def action_quit(self) -> None:
         """Of every key that quits, Textual's own Ctrl+Q among them."""
         if isinstance(self.screen, Leave):
@@ -206,7 +218,7 @@ class Console(App[None]):
     def open(self, member: Member) -> None:
         """Show one engine of the fleet alone, with everything that a console of its own would have."""
         assert self._fleet is not None
-        reader = self._fleet.source_of(member).open(self.options.hz)
+        reader = self._fleet.source_of(member).open(member, self.options.hz)
         self.opened, self.store, self._reader = member, member.store, reader
         self.main = Main(self)
         self.push_screen(self.main)
@@ -215,7 +227,7 @@ class Console(App[None]):
         """Back to the fleet; nothing where there is none."""
         if self._fleet is None or self.opened is None:
             return
-        self._fleet.source_of(self.opened).close()
+        self._fleet.source_of(self.opened).close(self.opened)
         self.opened, self.store, self._reader = None, Store(), None
         self.main = self._table
         self.pop_screen()

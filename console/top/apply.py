@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Select, Static
 
@@ -17,6 +18,7 @@ from ...engine.flags import Value, show
 from .. import shown
 from ..exits import Failure
 
+_WIDTH = 68  # cells of a dialog's text, in the smallest terminal
 LIMITS = (("always", 0.0), ("for 5 minutes", 300.0), ("for 30 minutes", 1800.0), ("for 2 hours", 7200.0))
 
 
@@ -40,7 +42,9 @@ class Plan:
             before = show(row.value) if row else "--"
             lines.append(f"{name.ljust(wide)}  {before} → {show(value)}   {row.reach if row else 'unknown'}")
             if row is not None and row.danger:
-                lines.append(f"  ▲ {row.danger}")
+                lines += textwrap.wrap(
+                    f"▲ {row.danger}", _WIDTH, initial_indent="  ", subsequent_indent="    "
+                )
         lines += ["", f"{self.running} running and {self.waiting} waiting sequences see it at the next step."]
         return lines
 
@@ -62,7 +66,8 @@ class Apply(ModalScreen[p.Applied | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Text(self._plan.title)
-            yield Static(Text("\n".join(self._plan.lines())), id="difference")
+            with VerticalScroll(classes="text"):
+                yield Static(Text("\n".join(self._plan.lines())), id="difference")
             with Horizontal(id="why"):
                 reason = Input(
                     self._plan.reason, placeholder="reason, for events and the audit log", id="reason"
@@ -70,7 +75,8 @@ class Apply(ModalScreen[p.Applied | None]):
                 reason.cursor_blink = False
                 yield reason
                 yield Select(LIMITS, value=0.0, allow_blank=False, id="limit")
-            yield Static("", id="answer")
+            with VerticalScroll(classes="answer"):
+                yield Static("", id="answer")
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="no")
                 yield Button("Dry run", id="try")

@@ -17,17 +17,16 @@ from ...engine.control import protocol as p
 
 T = TypeVar("T")
 
-_ESCAPE = Binding("escape", "leave", "back")
 
-
-class _Dialog(ModalScreen[T | None]):
-    BINDINGS = [_ESCAPE]  # noqa: RUF012  (Textual's own form)
+class Dialog(ModalScreen[T | None]):
+    AUTO_FOCUS = "Input, OptionList, Button"  # and not the text, which takes it only to be scrolled
+    BINDINGS = [Binding("escape", "leave", "back")]  # noqa: RUF012  (Textual's own form)
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
-class Confirm(_Dialog[bool]):
+class Confirm(Dialog[bool]):
     """Target, effect and who is affected; True for yes."""
 
     def __init__(self, title: str, lines: Sequence[str], yes: str, no: str = "Keep it") -> None:
@@ -37,7 +36,8 @@ class Confirm(_Dialog[bool]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Text(self._title)
-            yield Static(Text("\n".join(self._lines)))
+            with VerticalScroll(classes="text"):
+                yield Static(Text("\n".join(self._lines)))
             with Horizontal(classes="buttons"):
                 yield Button(Text(self._no), id="no")
                 yield Button(Text(self._yes), id="yes", variant="error")
@@ -65,7 +65,7 @@ class Leave(Confirm):
         super().__init__(f"Stop {engine} as well?", lines, "Stop it", "Leave it running")
 
 
-class Prompt(_Dialog[str]):
+class Prompt(Dialog[str]):
     """One line of text. `wrong` says what is wrong with it, or nothing."""
 
     def __init__(self, title: str, lines: Sequence[str], value: str, wrong: Callable[[str], str]) -> None:
@@ -75,7 +75,8 @@ class Prompt(_Dialog[str]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Text(self._title)
-            yield Static(Text("\n".join(self._lines)))
+            with VerticalScroll(classes="text"):
+                yield Static(Text("\n".join(self._lines)))
             field = Input(self._value, id="text", select_on_focus=True)
             field.cursor_blink = False
             yield field
@@ -89,7 +90,7 @@ class Prompt(_Dialog[str]):
             self.dismiss(event.value)
 
 
-class Choose(_Dialog[str]):
+class Choose(Dialog[str]):
     """One of a few."""
 
     def __init__(
@@ -103,7 +104,8 @@ class Choose(_Dialog[str]):
         with Vertical(classes="dialog") as box:
             box.border_title = Text(self._title)
             if self._lines:
-                yield Static(Text("\n".join(self._lines)))
+                with VerticalScroll(classes="text"):
+                    yield Static(Text("\n".join(self._lines)))
             yield OptionList(*(Option(Text(text), id=value) for value, text in self._options))
 
     def on_mount(self) -> None:
@@ -114,18 +116,3 @@ class Choose(_Dialog[str]):
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
-
-
-class Page(_Dialog[None]):
-    """Text to read, such as the help."""
-
-    BINDINGS = [_ESCAPE, Binding("question_mark,q", "leave", "back")]  # noqa: RUF012
-
-    def __init__(self, title: str, text: Text) -> None:
-        super().__init__()
-        self._title, self._text = title, text
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog page") as box:
-            box.border_title = Text(self._title)
-            yield Static(self._text)

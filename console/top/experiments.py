@@ -13,7 +13,7 @@ import msgspec
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Select, Static
 
@@ -134,15 +134,17 @@ class Ask(ModalScreen[Plan | None]):
         about.append(f"It stops when a guard is hurt ({limits} worse, unless compared itself).")
         with Vertical(classes="dialog") as box:
             box.border_title = Text(f"A/B of {row.name}")
-            yield Static(Text("\n".join(about)))
+            with VerticalScroll(classes="text"):
+                yield Static(Text("\n".join(about)))
             values = Input(f"{show(row.value)},", placeholder="first,second", id="values")
             values.cursor_blink = False
             yield values
-            with Horizontal(id="why"):
+            with Horizontal(id="over"):
                 yield Select(((f"{each.name}: {each.meaning}", each.name) for each in METRICS.values()),
                              value="itl_p95", allow_blank=False, id="metric")  # fmt: skip
                 yield Select(TIMES, value=600.0, allow_blank=False, id="limit")
-            yield Static("", id="answer")
+            with VerticalScroll(classes="answer"):
+                yield Static("", id="answer")
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="no")
                 yield Button("Start", id="yes", variant="primary")
@@ -195,7 +197,8 @@ class Watch(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as box:
             box.border_title = Text("A/B")
-            yield Static("", id="arms")
+            with VerticalScroll(classes="text"):
+                yield Static("", id="arms")
             with Horizontal(classes="buttons"):
                 yield Button("Back", id="no")
                 yield Button("Write report", id="write")

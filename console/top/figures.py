@@ -33,6 +33,8 @@ def decimal(value: float | None, width: int = 7) -> str:
     size = abs(value)
     if size >= 99.95:
         return count(value, width)
+    if size < 0.005:  # nor has a zero a sign
+        return "0.00"
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
 
 

@@ -52,11 +52,11 @@ class Source(Protocol):
 
     def stop(self) -> None: ...
 
-    def open(self, hz: float) -> AnyReader:
-        """One of its members is looked at alone; what reads it meanwhile."""
+    def open(self, member: Member, hz: float) -> AnyReader:
+        """`member` is looked at alone; what reads it meanwhile."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, member: Member) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

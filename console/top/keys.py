@@ -15,13 +15,15 @@ from ..exits import Failure
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`id` is what a keymap names; the main screen has a method for it, or for `call`."""
+    """`id` is what a keymap names; the main screen has a method for it, or for `call`. `what` is short enough for a
+    third of the smallest screen, `more` is said where there is room."""
 
     id: str
     keys: str  # as Textual writes them, commas between
     shown: str  # as people read it
     what: str
     group: str
+    more: str = ""
     changes_engine: bool = False  # refused for a viewer
     call: str = ""
 
@@ -29,8 +31,17 @@ class Key:
     def action(self) -> str:
         return self.call or self.id
 
+    @property
+    def explained(self) -> str:
+        return f"{self.what}: {self.more}" if self.more else self.what
+
 
 _VIEWS = ("Overview", "Sequences", "Spans", "Allocator", "Flags", "Events")
+
+
+def _change(id_: str, keys: str, shown: str, what: str, more: str = "", group: str = "Changes") -> Key:
+    return Key(id_, keys, shown, what, group, more, changes_engine=True)
+
 
 KEYS: tuple[Key, ...] = (
     *(
@@ -39,73 +50,46 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("view_next", "tab", "Tab", "next view", "Views"),
     Key("view_previous", "shift+tab", "S-Tab", "previous view", "Views"),
-    Key("enter", "enter", "Enter", "drill into it", "Views"),
-    Key("back", "escape", "Esc", "back out", "Views"),
-    Key("maximise", "M", "M", "give the panel the whole place", "Views"),
+    Key("enter", "enter", "Enter", "open", "Views", "the row, the panel's own view, the flag's editor"),
+    Key("back", "escape", "Esc", "back out", "Views", "of a detail, a filter, the freeze, the past"),
+    Key("maximise", "M", "M", "maximise", "Views", "the panel has the whole place"),
     Key("help", "question_mark", "?", "this help", "Views"),
-    Key("palette", "ctrl+p", "^p", "palette: every action and every flag", "Views"),
+    Key("palette", "ctrl+p", "^p", "palette", "Views", "every action and every flag by name"),
     Key("quit", "q", "q", "quit", "Views"),
     Key("up", "up,k", "Up", "up", "Tables"),
     Key("down", "down,j", "Down", "down", "Tables"),
     Key("page_up", "pageup", "PgUp", "a page up", "Tables"),
     Key("page_down", "pagedown", "PgDn", "a page down", "Tables"),
     Key("first", "home", "Home", "first row", "Tables"),
-    Key("last", "end", "End", "last row; in the past: back to now", "Tables"),
-    Key("filter", "slash", "/", "filter by a regular expression; /! shows the rest", "Tables"),
-    Key(
-        "sort_previous",
-        "comma",
-        ",",
-        "sort by the column before; on the Overview: the panel before",
-        "Tables",
-    ),
-    Key("sort_next", "full_stop", ".", "sort by the next column; on the Overview: the next panel", "Tables"),
-    Key("sort_turn", "r", "r", "turn the order round", "Tables"),
-    Key("freeze", "space", "Space", "freeze the view; collection goes on", "Time"),
-    Key("history_back", "left", "Left", "back in the engine's history", "Time"),
-    Key("history_forward", "right", "Right", "forward, at last to now", "Time"),
+    Key("last", "end", "End", "last row, or now", "Tables", "in the past it comes back to now"),
+    Key("filter", "slash", "/", "filter", "Tables", "by a regular expression; /! shows the rest"),
+    Key("sort_previous", "comma", ",", "column before", "Tables", "sorts by it; on the Overview the panel"),
+    Key("sort_next", "full_stop", ".", "column after", "Tables", "sorts by it; on the Overview the panel"),
+    Key("sort_turn", "r", "r", "turn the order", "Tables"),
+    Key("freeze", "space", "Space", "freeze", "Time", "the view stands, collection goes on"),
+    Key("history_back", "left", "Left", "back in history", "Time"),
+    Key("history_forward", "right", "Right", "forward, to now", "Time"),
     Key("window_shorter", "left_square_bracket", "[", "shorter window", "Time"),
-    Key("window_longer", "right_square_bracket", "]", "longer window: 30 s to 60 min", "Time"),
-    Key("pin", "P", "P", "pin this moment's spans to compare with, or let them go", "Time"),
-    Key("mark", "m", "m", "drop a named mark", "Time", changes_engine=True),
+    Key("window_longer", "right_square_bracket", "]", "longer window", "Time", "from 30 s to 60 min"),
+    Key("pin", "P", "P", "pin the spans", "Time", "compares with this moment; once more lets go"),
+    _change("mark", "m", "m", "drop a mark", "a name in the events and on every plot", "Time"),
     Key("replay_back", "less_than_sign,shift+left", "<", "a picture back", "Replay", call="replay_step(-1)"),
     Key("replay_on", "greater_than_sign,shift+right", ">", "a picture on", "Replay", call="replay_step(1)"),
     Key("replay_slower", "minus", "-", "slower", "Replay", call="replay_speed(-1)"),
     Key("replay_faster", "plus,equals_sign", "+", "faster", "Replay", call="replay_speed(1)"),
-    Key("replay_seek", "g", "g", "go to a time; Space plays and stands, Left and Right move", "Replay"),
-    Key("cancel", "c,delete", "c", "cancel the sequence under the cursor", "Changes", changes_engine=True),
-    Key("edit", "e", "e", "edit the flag under the cursor", "Changes", changes_engine=True),
-    Key("drop", "backspace", "Bksp", "drop an edit", "Changes", changes_engine=True),
-    Key(
-        "apply",
-        "a",
-        "a",
-        "apply the edits: difference, dry run, reason, time limit",
-        "Changes",
-        changes_engine=True,
-    ),
-    Key("unset", "u", "u", "take the runtime value away", "Changes", changes_engine=True),
-    Key("undo", "z", "z", "undo this console's last change", "Changes", changes_engine=True),
-    Key("profile", "p", "p", "take over a profile's live flags", "Changes", changes_engine=True),
-    Key(
-        "experiment",
-        "b",
-        "b",
-        "A/B: try two values of the flag on live traffic; watch, stop",
-        "Changes",
-        changes_engine=True,
-    ),
-    Key("demo", "L", "L", "start or stop a small demo load", "Changes", changes_engine=True),
-    Key(
-        "trim",
-        "t",
-        "t",
-        "trim the allocator: free buffers to the system, an auto cap anew",
-        "Changes",
-        changes_engine=True,
-    ),
-    Key("export", "x", "x", "write the view to a file (CSV or JSON)", "Out"),
-    Key("copy", "y", "y", "copy the row (OSC 52)", "Out"),
+    Key("replay_seek", "g", "g", "go to a time", "Replay", "Space plays and stands, Left and Right move"),
+    _change("cancel", "c,delete", "c", "cancel", "the sequence under the cursor"),
+    _change("edit", "e", "e", "edit the flag", "under the cursor"),
+    _change("drop", "backspace", "Bksp", "drop an edit"),
+    _change("apply", "a", "a", "apply the edits", "difference, dry run, reason, time limit"),
+    _change("unset", "u", "u", "unset the flag", "back to the layer below runtime"),
+    _change("undo", "z", "z", "undo", "this console's last change"),
+    _change("profile", "p", "p", "take a profile", "its live flags, as a difference"),
+    _change("experiment", "b", "b", "A/B two values", "of the flag on live traffic; watch, stop"),
+    _change("demo", "L", "L", "demo load", "starts it, stops it"),
+    _change("trim", "t", "t", "trim the allocator", "free buffers to the system, an auto cap anew"),
+    Key("export", "x", "x", "export", "Out", "the view to a file, CSV or JSON"),
+    Key("copy", "y", "y", "copy the row", "Out", "through the terminal, OSC 52"),
     Key("theme", "T", "T", "next theme", "Out"),
 )
 

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -16,10 +15,10 @@ from ..exits import Failure
 from . import header
 from .canvas import Canvas
 from .changes import Changes
-from .dialogs import Page
 from .experiments import Experiments
 from .export import write
 from .filter_field import FilterField
+from .help import Help
 from .keys import BY_ID, KEYS, REPLAY_HINTS
 from .lines import Line, fit
 from .replay import Replay
@@ -122,7 +121,7 @@ class Main(Screen[None]):
         self._height_of("head", 2)
         self._height_of("alarms", len(alarms))
         self._canvas("alarms").show(alarms)
-        self._height_of("foot", 1)
+        self._height_of("foot", 0 if self.query_one(FilterField).is_open else 1)
         self._canvas("body").show(self.view.lines(scene, width, height - 3 - len(alarms)), faded=faded)
         self._canvas("foot").show([header.footer(self._hints(), self._note(), width)])
 
@@ -234,20 +233,10 @@ class Main(Screen[None]):
         self.draw()
 
     def action_help(self) -> None:
-        self.app.push_screen(Page("Keys", self._help()))
-
-    def _help(self) -> Text:
-        text = Text()
-        for group in dict.fromkeys(key.group for key in KEYS):
-            text.append(f"{group}\n", "bold")
-            for key in KEYS:
-                if key.group == group:
-                    refused = "  (not for a viewer)" if key.changes_engine and self._owner.viewer else ""
-                    text.append(f"  {self._owner.keymap.get(key.id, key.shown):<8}", "bold")
-                    text.append(f" {key.what}{refused}\n")
-        text.append("\nEvery number is measured over the window named at the top right, which ends now or where you\n"
-                    "went back to. -- is unknown, NA cannot be had, 0 is a real zero.")  # fmt: skip
-        return text
+        owner = self._owner
+        self.app.push_screen(
+            Help(owner.keymap, owner.styles_by_role, viewer=owner.viewer, ascii_text=owner.ascii_text)
+        )
 
     def action_palette(self) -> None:
         self.app.action_command_palette()
@@ -311,8 +300,8 @@ class Main(Screen[None]):
         if self.view.table is None:
             self.tell("this view has no table to filter")
             return
-        self._canvas("foot").display = False
         self.query_one(FilterField).open(self.view.filter)
+        self.draw()
 
     def on_filter_field_changed_to(self, event: FilterField.ChangedTo) -> None:
         if self.view.table:
@@ -320,7 +309,6 @@ class Main(Screen[None]):
         self.draw()
 
     def on_filter_field_closed(self, event: FilterField.Closed) -> None:
-        self._canvas("foot").display = True
         self.set_focus(None)
         if event.wrong:
             self.tell(f"/{event.wrong}/ is no regular expression", "error")

@@ -1,8 +1,8 @@
 """`arc top --record`: everything that the console received, as a file that a replay reads.
 
     magic     8 bytes
-    frames    one zlib stream, flushed after each frame: length, CRC-32 and time.time() of what follows, then the record
-              in MessagePack
+    frames    one zlib stream, flushed after each frame: length, CRC-32 of the rest, time.time(), then the record in
+              MessagePack
 
 One stream, because one snapshot is much like the last: the compressor sees the one before. Flushed, so that after kill
 -9 all frames but the last are whole. Append-only; the last record says that it was ended on purpose.
@@ -32,9 +32,11 @@ from ..exits import Failure
 from .host import Card, Host
 from .store import Entry, Picture, Store
 
-MAGIC = b"ARCTOP01"
+MAGIC = b"ARCTOP02"
 _FAMILY = MAGIC[:6]  # two digits of the format's number follow
-FRAME = struct.Struct("<IId")  # bytes of the record, CRC-32 of them, time.time()
+FRAME = struct.Struct("<IId")  # bytes of the record, CRC-32 of the time and them, time.time()
+_TIME = struct.Struct("<d")
+_LATEST = 253_402_300_800.0  # the end of the year 9999: more is no time that a calendar has
 _LARGEST = 256 << 20  # bytes of one record; more is damage
 _CHUNK = 1 << 16
 
@@ -225,7 +227,8 @@ class RecordingStore(Store):
             if self._file is None:
                 return
             packed = msgspec.msgpack.encode(record)
-            frame = FRAME.pack(len(packed), zlib.crc32(packed), self._clock()) + packed
+            moment = self._clock()
+            frame = FRAME.pack(len(packed), _checksum(moment, packed), moment) + packed
             left = memoryview(self._packer.compress(frame) + self._packer.flush(zlib.Z_SYNC_FLUSH))
             try:
                 while left:
@@ -297,11 +300,17 @@ def _frames(stream: bytes) -> Iterator[Frame]:
             if len(ready) < stop:
                 break
             packed = bytes(ready[start + FRAME.size : stop])
-            if zlib.crc32(packed) != crc:
+            if _checksum(moment, packed) != crc:
                 raise ValueError("a record's checksum differs")
+            if not 0 <= moment < _LATEST:
+                raise ValueError("a record of an impossible time")
             yield Frame(moment, packed)
             start = stop
         del ready[:start]
+
+
+def _checksum(moment: float, packed: bytes) -> int:
+    return zlib.crc32(packed, zlib.crc32(_TIME.pack(moment)))
 
 
 def is_recording(content: bytes) -> bool:

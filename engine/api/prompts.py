@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,8 +10,10 @@ from ..text.chat import ChatTemplate, ChatTemplateError
 from ..text.tokenizer import Tokenizer
 from .bodies import ChatBody, Message, TokenizeBody
 from .errors import MAX_CHOICES, bad_request, too_many_choices
+from .long_work import LongWork
 
 LONG_TEXT = 32_768  # characters; from here on tokenizing takes long enough to be kept off the event loop
+MOST_TEXT = 1 << 20  # characters that are tokenized at the same time; a longer text alone
 ROLES = ("system", "developer", "user", "assistant")
 
 Result = TypeVar("Result")
@@ -33,6 +34,7 @@ class PromptReader:
         self._tokenizer = tokenizer
         self._template = template
         self._vocab_size = vocab_size
+        self._long = LongWork(MOST_TEXT)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -47,7 +49,7 @@ class PromptReader:
     async def completion(self, prompt: str | list[str | int | list[int]], add_special: bool) -> list[Prompt]:
         """The one or several prompts of `/v1/completions`."""
         if isinstance(prompt, str):
-            return await _off_loop(len(prompt), lambda: [self._text(prompt, add_special, "prompt")])
+            return await self._off_loop(len(prompt), lambda: [self._text(prompt, add_special, "prompt")])
         if not prompt:
             raise bad_request("'prompt' is empty", "prompt", "invalid_value")
         ids = [item for item in prompt if isinstance(item, int)]
@@ -65,7 +67,7 @@ class PromptReader:
             raise too_many_choices(len(prompt), 1)
         if lists:
             return [self.ids(item, f"prompt[{i}]") for i, item in enumerate(lists)]
-        return await _off_loop(
+        return await self._off_loop(
             sum(map(len, texts)),
             lambda: [self._text(text, add_special, f"prompt[{i}]") for i, text in enumerate(texts)],
         )
@@ -73,7 +75,7 @@ class PromptReader:
     async def encode(self, text: str, add_special: bool) -> list[int]:
         """Token ids of any text, also of none."""
         tokenizer = self.tokenizer
-        return await _off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
+        return await self._off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
 
     def _text(self, text: str, add_special: bool, param: str) -> Prompt:
         return self._encoded(self.tokenizer.encode(text, add_special=add_special), text, param)
@@ -128,10 +130,14 @@ class PromptReader:
             return tokenizer.encode(text, add_special=bool(body.add_special_tokens))
 
         try:
-            ids = await _off_loop(_size(messages), encode)
+            ids = await self._off_loop(_size(messages), encode)
         except ChatTemplateError as error:
             raise bad_request(str(error), "messages", "invalid_value") from None
         return self._encoded(ids, None, "messages")
+
+    async def _off_loop(self, size: int, work: Callable[[], Result]) -> Result:
+        """`work` here when it is short, else in a thread: the event loop serves every other stream meanwhile."""
+        return await self._long.run(size, work) if size >= LONG_TEXT else work()
 
 
 def _plain(message: Message, param: str) -> dict[str, Any]:
@@ -165,8 +171,3 @@ def _size(messages: list[dict[str, Any]]) -> int:
         len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
         for content in contents
     )
-
-
-async def _off_loop(size: int, work: Callable[[], Result]) -> Result:
-    """`work` here when it is short, else in a thread: the event loop serves every other stream meanwhile."""
-    return await asyncio.to_thread(work) if size >= LONG_TEXT else work()

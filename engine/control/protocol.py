@@ -385,8 +385,8 @@ class FlagView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     unit: str
     allowed: str  # the bounds or choices, for people
-    low: float | None
-    high: float | None
+    low: int | float | None
+    high: int | float | None
     choices: tuple[str | int, ...]
     words: tuple[str, ...]
     reach: str  # live, or restart
@@ -494,10 +494,12 @@ class MemoryPart(msgspec.Struct, frozen=True, kw_only=True):
     component: str
     place: str  # "host", or the device's name
     bytes: int | NA
+    reserved: bool = False  # on the host it is resident only as far as it was ever used
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/memory. `rest` is the process beyond its named parts: interpreter, libraries, buffers."""
+    """GET /v1/memory. `rest` is the process beyond its named parts: interpreter, libraries, buffers, and what is
+    used of a part that is reserved on the host."""
 
     resident: int | NA  # of the process
     peak: int | NA

@@ -204,9 +204,9 @@ def origin_view(origin: Origin) -> OriginView:
 
 
 def memory(parts: Sequence[MemoryPart]) -> Memory:
-    """The named parts, and on the host what is left of the resident memory beside them."""
+    """The named parts, and on the host what is left of the resident memory beside those that are resident."""
     resident, peak = _resident()
-    on_host = [part.bytes for part in parts if part.place == "host"]
+    on_host = [part.bytes for part in parts if part.place == "host" and not part.reserved]
     rest: int | NA
     if isinstance(resident, NA):
         rest = resident

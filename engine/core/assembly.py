@@ -153,11 +153,13 @@ def assemble(
         )
     info = _info(settings, folder, config, model, sized, kernels)
     eos = text.tokenizer.eos_ids if text.tokenizer is not None else text.defaults.eos_ids
+    place = "host" if device.type == "cpu" else str(device)
     memory = (
-        MemoryPart(component="weights", place=str(device), bytes=model.weight_bytes),
+        MemoryPart(component="weights", place=place, bytes=model.weight_bytes),
         MemoryPart(
             component="KV cache, reserved",
-            place=str(device),
+            place=place,
+            reserved=True,
             bytes=sized.bytes if dense is None else NA("the dense layout allocates as batches form"),
         ),
     )

@@ -213,6 +213,11 @@ def _main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print data instead of the table")
     options = parser.parse_args()
+    for name in ("rows", "output", "repeats", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: 1 at the least")
+    if not 1 <= options.prompt[0] <= options.prompt[1]:
+        parser.error(f"--prompt {options.prompt[0]} {options.prompt[1]}: at least 1, and the lower one first")
     if options.tokens < _LEAST_TOKENS:
         parser.error(f"--tokens {options.tokens}: the second half's slope needs {_LEAST_TOKENS} at the least")
     if options.cap_mib is not None and options.cap_mib < 1:

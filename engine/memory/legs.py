@@ -16,9 +16,11 @@ from pathlib import Path
 import msgspec
 
 from .. import environment
-from ..config import load
+from ..config import ConfigError, load
 from ..control.span_messages import Build
 from ..core.assembly import Assembly, assemble
+from ..core.capacity import CapacityError
+from ..folder import CheckpointError
 from ..sequence import Request, SamplingParams
 
 TENTHS = 10
@@ -167,7 +169,10 @@ async def run(spec: Spec, assembly: Assembly) -> Leg:
 
 async def _whole(spec: Spec) -> Leg:
     with tempfile.TemporaryDirectory() as folder:
-        assembly = build(spec, Path(folder))
+        try:
+            assembly = build(spec, Path(folder))
+        except (ConfigError, CheckpointError, CapacityError) as error:
+            sys.exit(f"the engine of leg {spec.name} cannot start: {error}")
         assembly.handle.attach(asyncio.get_running_loop())
         thread = assembly.start()
         try:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 LEAST_STEPS = 16
+_ROUNDING = 1e-9  # seconds: what sums of floats leave of a zero
 LEAST_SPREAD = 0.5  # rows: standard deviation under which the rows hardly differ
 
 
@@ -22,6 +23,17 @@ class Line:
     per_row: float
     per_row_error: float
     r2: float
+
+    @property
+    def absurd(self) -> str | None:
+        """Why it cannot be the law of a step: no step gets shorter by a row, and none begins below nothing."""
+        for value, error, what in (
+            (self.per_row, self.per_row_error, "one more row"),
+            (self.base, self.base_error, "a step without rows"),
+        ):
+            if value < -_ROUNDING:
+                return f"a line would make {what} cost {1e3 * value:.2f} ±{1e3 * error:.2f} ms: other things decided"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,8 @@ def _law(recording: Recording, part: Part) -> Law | NA:
                 Marginal(path=tree.path(node), per_row=line.per_row, per_row_error=line.per_row_error)
             )
     step = shared.line(*_walls(part, ROOT))
+    if (absurd := step.absurd) is not None:
+        return NA(absurd)
     return Law(
         steps=int(shared.steps),
         rows=shared.mean,

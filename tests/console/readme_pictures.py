@@ -1,8 +1,8 @@
 """`make pictures`: the README's pictures, of the real console over the carried model with the demo load running.
 
-An engine of its own is started in folders of its own. After half a minute the policy is changed in the console, so that
-the pictures show what it does: bucketed admission runs only rows of one length together, and the effective batch leaves
-what is admitted behind. DejaVu Sans Mono is what the lines are drawn with; a system without it takes another font.
+An engine of its own is started in folders of its own. In the middle of the window the policy is changed in the console,
+so that the pictures show what it does: bucketed admission runs only rows of one length together, and the effective
+batch leaves what is admitted behind. DejaVu Sans Mono is what the lines are drawn with; without it another font.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ import click
 import resvg_py
 from arc.console.top.app import Console, Options
 from arc.console.top.apply import Apply
+from arc.console.top.demo import CLIENTS
 from arc.console.top.dialogs import Choose, Prompt
+from arc.engine.control.span_messages import SpanReport
 from textual.pilot import Pilot
 from textual.widgets import Input
 
 SIZE = (120, 36)
 PIXELS = 9 * SIZE[0]  # width of a picture
-LOADED = 32.0  # seconds of load before the policy is changed, and after it
+LOADED = 14.0  # seconds of load before the policy is changed, and after it: together a window of 30
 FONT = "DejaVu Sans Mono"
 ARC = [sys.executable, "-c", "from arc.console.main import main; main()"]
 
@@ -62,7 +64,8 @@ async def take(socket: Path, folder: Path) -> None:
             return row.value if row else None
 
         await until(pilot, lambda: app.store.picture.snapshot is not None)
-        await pilot.press("L")
+        await pilot.press("L", "left_square_bracket")
+        await until(pilot, lambda: (seen := app.store.picture.snapshot) and seen.running > CLIENTS // 2)
         await pilot.pause(LOADED)
         app.main.changes.choose_flag("admission.policy")
         await until(pilot, lambda: isinstance(app.screen, Choose))
@@ -74,6 +77,9 @@ async def take(socket: Path, folder: Path) -> None:
         await pilot.press("1")
         await pilot.pause(LOADED)
         await take_one("overview")
+        await pilot.press("3")
+        await until(pilot, lambda: isinstance(app.store.picture.spans, SpanReport))
+        await take_one("spans")
         await pilot.resize_terminal(SIZE[0], 24)
         await pilot.press("2", *["full_stop"] * 10, "home", "enter")  # by age, the oldest followed
         await until(pilot, lambda: (seen := app.store.picture.sequences) and len(seen.sequences) > 4)
@@ -103,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="arc-p-") as base:
         os.environ |= {"XDG_RUNTIME_DIR": f"{base}/run", "XDG_STATE_HOME": f"{base}/state"}
         Path(base, "run").mkdir(mode=0o700)
-        command = [*ARC, "serve", "--http.port", "0", "--log.level", "error"]
+        command = [*ARC, "serve", "--http.port", "0", "--log.level", "error", "--profile.enabled", "on"]
         engine = subprocess.Popen(command, cwd=base, stdout=subprocess.PIPE, text=True)
         try:
             assert engine.stdout is not None

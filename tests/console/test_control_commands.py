@@ -199,12 +199,6 @@ def test_set_without_an_equals_sign_shows_how(folders: Path, arguments: list[str
     assert right in " ".join(run("set", *arguments, code=2).output.split())
 
 
-def test_the_commands_without_json_are_documented() -> None:
-    text = " ".join((Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8").split())
-    without = [name for name in arc.commands if "--json" not in run(name, "--help").output]
-    assert f"All but {', '.join(f'`arc {name}`' for name in without)} take `--json`" in text
-
-
 def test_several_engines_must_be_told_apart(start: Callable[..., Running]) -> None:
     start("one")
     start("two")
@@ -706,6 +700,17 @@ def test_dump_writes_everything_known(
     assert json.loads(run("dump", "--json").output)["hello"]["name"] == "sim"
 
 
+def test_a_post_mortem_of_an_engine_that_lives_does_not_say_that_it_ended(folders: Path) -> None:
+    info = msgspec.structs.replace(SimulatedEngine("main").info, pid=os.getpid(), started=time.time())
+    recorder = Recorder(paths.private_folder(paths.state_folder()) / "main.rec", info, {})
+    recorder.closed(step(29, 4))
+    recorder.opened(30, 4)
+    output = run("dump", "--post-mortem").output
+    assert "still lives: this is a picture of now" in output
+    assert "step 30 was under way with 4 rows" in output
+    assert "ended" not in output
+
+
 def test_a_post_mortem_says_what_the_last_step_was_doing(folders: Path, tmp_path: Path) -> None:
     info = msgspec.structs.replace(SimulatedEngine("main").info, pid=2**22 + 1)  # a pid that cannot be
     path = paths.private_folder(paths.state_folder()) / "main.rec"
@@ -761,3 +766,33 @@ def test_every_command_has_help() -> None:
     for name, command in arc.commands.items():
         output = run(name, "--help").output
         assert "Usage: arc" in output and command.short_help
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("set", "\udcff=1"),
+        ("set", "sched.max_running=\udcff"),
+        ("cancel", "\udcff"),
+        ("unset", "\udcff"),
+        ("unset", "a b"),
+        ("unset", "a?b"),
+        ("unset", "sched.paused%"),
+        ("get", "\udcff"),
+        ("mark", "\udcff"),
+        ("mark", "  "),
+        ("set", "sched.max_running=8", "--why", "\udcff"),
+        ("set", "sched.max_running=8", "--why", "two\nlines"),
+    ],
+)
+def test_a_command_line_that_is_no_text_is_one_error_and_changes_nothing(
+    running: Running, arguments: tuple[str, ...]
+) -> None:
+    wire = running.connect()
+    before = wire.get("/v1/flags")["version"]
+    result = CliRunner().invoke(arc, arguments, prog_name="arc")
+    assert result.exit_code in (1, 2, 4), result.output
+    assert result.output.count("Error: ") == 1
+    assert isinstance(result.exception, SystemExit)
+    assert "went away" not in result.output
+    assert wire.get("/v1/flags")["version"] == before

@@ -64,7 +64,7 @@ def make_table(*, has_cursor: bool = False) -> Table[Row]:
         _COLUMNS,
         lambda row: row.key,
         text=lambda row: f"{row.member.name} {row.kind} {row.model} {_state(row)[0]} {_said(row)[0]}",
-        empty="no engine",
+        empty="no engine runs here yet: one that starts appears by itself",
         has_cursor=has_cursor,
     )
 

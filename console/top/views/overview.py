@@ -105,6 +105,8 @@ class Overview(View):
             tail = panels.latency_tail(width)
         elif name == "cache":
             tail = page_panels.cache_tail(scene, width) if page else panels.cache_tail(scene)
+        elif name == "allocator":
+            tail = panels.allocator_tail(scene)
         head = rule(title, width, here=name == self.panel, tail=tail)
         body = [fit(line, width) for line in panel(scene, width, height - 1)[: height - 1]]
         return [head, *body]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ....engine.control import protocol as p
+from ....engine.flags import FLAGS
 from ... import shown
 from .. import figures, plots
 from ..header import waiting
@@ -221,11 +223,15 @@ def allocator(scene: Scene, width: int, height: int) -> list[Line]:
         return [[(f" {figures.UNKNOWN}", "text"), ("  nothing is known of this window", "dim")]]
     of = f" of {figures.mebibytes(counts.cap)} MiB" if counts.cap is not None else " MiB"
     line: Line = [(" held ", "dim"), (figures.mebibytes(counts.held), "text"), (of, "dim")]
-    state, role = cap_state(scene)
-    room = width >= 56
-    if counts.hits + counts.misses and (room or role != "need"):
+    if counts.hits + counts.misses:
         line.extend(hit_rate(counts))
-    return [spread(line, [(f" {state} ", role)], width) if room or role == "need" else line]
+    return [line]
+
+
+def allocator_tail(scene: Scene) -> Line:
+    """Whether the cap binds, at any width: in the head, where the numbers cannot push it out."""
+    state, role = cap_state(scene)
+    return [(f" {state} ", role)] if state else []
 
 
 def hit_rate(counts: p.AllocatorCounts) -> Line:
@@ -404,9 +410,21 @@ def _change_name(event: p.Event) -> str:
         parts = []
         for name, change in changes.items():
             old, new = (shown_value(change.get(side)) for side in ("old", "new"))
-            parts.append(f"{name.rpartition('.')[2]} {old}→{new}")
+            parts.append(f"{_short_name(name)} {old}→{new}")
         return ", ".join(parts)
     return shown.plain(event.text)
+
+
+def _short_name(flag: str) -> str:
+    """Without its group, where no other flag is called so."""
+    return flag if _TAILS[_tail(flag)] > 1 else _tail(flag)
+
+
+def _tail(flag: str) -> str:
+    return flag.rpartition(".")[2]
+
+
+_TAILS = Counter(map(_tail, FLAGS))
 
 
 def shown_value(value: object) -> str:

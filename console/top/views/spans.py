@@ -125,13 +125,8 @@ class Spans(View):
             [],
             [("  NA", "here"), (f"  {text}", "text")],
             [],
-            [
-                (
-                    "  Spans are recorded while profile.enabled is on; profile.detail says how deep. Both are",
-                    "dim",
-                )
-            ],
-            [("  flags: view 5, or the palette. Off costs nothing.", "dim")],
+            [("  Spans are recorded while profile.enabled is on; profile.detail says how deep.", "dim")],
+            [("  Both are live flags: view 5, or the palette. Off costs nothing.", "dim")],
         ]
         return [fit(line, width) for line in lines]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -225,8 +226,17 @@ def test_addresses(url: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://host", "http://", "http://user:pw@host", "http://h/?q=1"]
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://host",
+        "http://",
+        "http://user:pw@host",
+        "http://h/?q=1",
+        "http://[::1",
+        "http://h:99999",
+    ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"address|only scheme"):
+    with pytest.raises(ValueError, match=re.escape(repr(url))):
         Address.of(url)

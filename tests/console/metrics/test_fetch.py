@@ -179,6 +179,8 @@ def test_addresses(text: str, host: str, port: int, target: str, secure: bool) -
         ("gpu-7", "such as http://gpu-7"),
         ("ftp://gpu-7/metrics", "such as http://gpu-7/metrics"),
         ("http://gpu-7:999999/", "[Pp]ort"),
+        ("http://gpu..7/", "'gpu..7' is no host's name"),
+        ("http://\udcff/", "'\\?' is no host's name"),
         ("http://[::1", "IPv6"),
         ("http://me:secret@gpu-7/", "user and a password"),
         ("http://gpu-7/a b", "percent-encoding"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from arc.console import shown
@@ -11,6 +12,8 @@ from arc.engine.control.protocol import NA
 from arc.engine.control.server import ControlServer
 
 from tests.engine.control.simulated import SimulatedEngine
+
+from .real import Real
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +43,24 @@ class Engine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of the test's own, in which engines and consoles find each other."""
     with tempfile.TemporaryDirectory(prefix="arc-t-") as base:  # short: a socket's path has at most 107 bytes
         monkeypatch.setenv("XDG_RUNTIME_DIR", f"{base}/run")
         monkeypatch.setenv("XDG_STATE_HOME", f"{base}/state")
-        running = Engine()
-        yield running
-        running.end()
+        Path(base, "run").mkdir(mode=0o700)
+        yield Path(base)
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[Engine]:
+    running = Engine()
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def real(folder: Path) -> Iterator[Real]:
+    running = Real(folder)
+    yield running
+    running.end()

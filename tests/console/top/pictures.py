@@ -52,10 +52,10 @@ class Told:
 
     def stop(self) -> None: ...
 
-    def open(self, hz: float) -> AnyReader:
+    def open(self, member: Member, hz: float) -> AnyReader:
         raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self, member: Member) -> None: ...
 
 
 def fleet_of() -> Fleet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,16 @@ from arc.console.metrics.fetch import address
 from arc.console.top.app import Console, Options, Palette
 from arc.console.top.apply import Apply
 from arc.console.top.canvas import Canvas
-from arc.console.top.dialogs import Choose, Confirm, Page, Prompt
+from arc.console.top.dialogs import Choose, Confirm, Prompt
+from arc.console.top.experiments import Ask
+from arc.console.top.filter_field import FilterField
+from arc.console.top.help import Help
 from arc.console.top.keys import KEYS
 from arc.console.top.metrics_reader import MetricsReader
 from arc.console.top.store import Link, Picture, Store
 from arc.console.top.themes import THEMES
 from arc.engine.control import protocol as p
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Button, Input, OptionList, Select, Static
 
@@ -107,16 +112,41 @@ async def test_views_by_number_tab_and_mouse() -> None:
         assert app.main.view.name == "Flags"
 
 
-async def test_help_names_every_key_and_what_it_does() -> None:
-    app = console()
-    async with app.run_test(size=(120, 60)) as pilot:
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_help_names_every_key_and_what_it_does_on_one_screen(size: tuple[int, int]) -> None:
+    app = console(keymap={"freeze": "f"})
+    async with app.run_test(size=size) as pilot:
         await press(pilot, "question_mark")
-        assert isinstance(app.screen, Page)
-        text = str(app.screen.query_one(Static).render())
+        assert isinstance(app.screen, Help)
+        canvas = app.screen.query_one(Canvas)
+        assert app.screen.query_one("VerticalScroll").max_scroll_y == 0
+        assert len(canvas.text) == canvas.size.height and {len(line) for line in canvas.text} <= {
+            canvas.size.width
+        }
+        text = "\n".join(canvas.text)
         for key in KEYS:
-            assert key.what in text and key.shown in text
+            shown = "f" if key.id == "freeze" else key.shown
+            assert re.search(
+                rf"(^|  ){re.escape(shown)} +{re.escape(key.what)}( *$|:|  )", text, re.MULTILINE
+            ), key
+        if size[0] > 80:
+            assert "expression" in text and "comes back" in text
+        await pilot.resize_terminal(120, 40)
+        await pilot.pause()
+        assert {len(line) for line in canvas.text} <= {canvas.size.width}
         await press(pilot, "escape")
         assert app.screen is app.main
+
+
+async def test_the_help_of_a_viewer_names_no_key_that_it_may_not_use() -> None:
+    app = console(viewer=True, ascii_text=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "question_mark")
+        assert app.screen.query_one("VerticalScroll").max_scroll_y == 0
+        text = "\n".join(app.screen.query_one(Canvas).text)
+        assert (
+            "next view" in text and "viewer" in text and "Changes" not in text and "drop a mark" not in text
+        )
 
 
 async def test_the_palette_has_every_action_and_every_flag() -> None:
@@ -125,7 +155,7 @@ async def test_the_palette_has_every_action_and_every_flag() -> None:
         await press(pilot, "ctrl+p")
         assert app.screen is not app.main
         names = {what for what, _, _ in Palette(app.screen)._commands()}
-        assert names >= {key.what for key in KEYS if key.id != "palette"}
+        assert names >= {key.explained for key in KEYS if key.id != "palette"}
         assert names >= {f"flag {row.name}" for row in recorded().flags.flags}
         await press(pilot, *"sched.ord")
         await until(pilot, lambda: app.screen.query_one(OptionList).option_count == 1)
@@ -147,6 +177,35 @@ async def test_the_filter_works_while_it_is_typed() -> None:
         assert sum("●" in line for line in lines(app)) > 0
         await press(pilot, "slash", "(", "enter")
         assert any("no regular expression" in each for each in toasts(app))
+
+
+@pytest.mark.parametrize("before", ["", "waiting"])
+async def test_keys_typed_ahead_of_the_filter_are_all_in_it_and_no_commands(before: str) -> None:
+    app = console()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await press(pilot, "2")
+        if before:
+            await press(pilot, "slash", *before, "enter")
+        for key in "/", *"^cmpl-am1":  # as a paste brings them: none waits for the one before
+            app.post_message(events.Key("slash" if key == "/" else key, key))
+        field = app.main.query_one(FilterField)
+        await until(pilot, lambda: field.value == "^cmpl-am1")
+        await press(pilot, "enter")
+        assert app.screen is app.main and app.main.view.name == "Sequences" and toasts(app) == []
+        assert app.main.view.filter is not None and app.main.view.filter.text == "^cmpl-am1"
+
+
+async def test_the_filter_stands_in_the_footer_s_place() -> None:
+    """Also after the next picture: no line of the view is pushed out."""
+    app = console()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await press(pilot, "2", "slash")
+        for _ in range(2):
+            app.main.draw()
+            await pilot.pause()
+            assert whole(app, (80, 24)) and not app.main.query_one("#foot").display
+        await press(pilot, "enter")
+        assert whole(app, (80, 24)) and app.main.query_one("#foot").display
 
 
 async def test_freezing_keeps_the_picture_while_collection_goes_on() -> None:
@@ -488,3 +547,42 @@ async def test_another_engine_is_watched_and_nothing_of_it_is_changed() -> None:
             assert any("engine gone" in line and "<html>" in line for line in lines(app, "alarms"))
             assert app.main.query_one("#body", Canvas)._faded
             assert any("running        3" in line for line in lines(app))
+
+
+# -- dialogs ----------------------------------------------------------------------------------------------------------
+
+
+def in_sight(app: Console) -> bool:
+    """Every button and field of the dialog is whole on the screen and none lies on another."""
+    shown = app.screen.query("Button, Input, Select, OptionList")
+    regions = [each.region for each in shown if each.display]
+    apart = all(not one.overlaps(other) for index, one in enumerate(regions) for other in regions[:index])
+    return bool(regions) and apart and all(app.screen.region.contains_region(each) for each in regions)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+async def test_buttons_stay_in_sight_however_much_there_is_to_say(size: tuple[int, int]) -> None:
+    app = console()
+    async with app.run_test(size=size) as pilot:
+        await press(pilot, "5")
+        for row in app.main.flags._rows:
+            if row.reach == "live":  # all of them, far more than fit
+                app.main.flags.edits[row.name] = row.value
+        await press(pilot, "a")
+        dialog = app.screen
+        assert isinstance(dialog, Apply) and in_sight(app)
+        dialog._say("\n".join(f"refusal {number}: " + "words " * 20 for number in range(12)))
+        await pilot.pause()
+        assert in_sight(app)
+        await press(pilot, "escape")
+        for row in app.main.flags._rows:
+            if row.reach == "live" and not isinstance(row.value, bool):
+                app.main.changes.choose_flag(row.name)
+                await pilot.pause()
+                assert isinstance(app.screen, (Prompt, Choose)) and in_sight(app), row.name
+                await press(pilot, "escape")
+            app.main.flags.choose(row.name)
+            if row.reach == "live":
+                await press(pilot, "b")
+                assert isinstance(app.screen, Ask) and in_sight(app), row.name
+                await press(pilot, "escape")

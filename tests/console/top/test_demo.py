@@ -21,10 +21,9 @@ from arc.console.top.store import Link, Picture, Store
 from arc.engine.control import protocol as p
 from textual.pilot import Pilot
 
+from .real import Real
 from .recorded import picture, recorded, snapshot
-from .test_end_to_end import Real, real, until
-
-__all__ = ["real"]  # a fixture
+from .test_app import until
 
 NOW = recorded().time
 HELLO = msgspec.structs.replace(recorded().hello, api="http://127.0.0.1:9")

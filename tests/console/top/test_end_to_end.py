@@ -2,82 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
+import statistics
 import subprocess
 import sys
-import tempfile
-import termios
-import threading
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from arc.console.top.app import Console, Options
-from arc.console.top.apply import Apply
-from arc.console.top.canvas import Canvas
-from arc.console.top.dialogs import Choose
-from arc.engine.control import protocol as p
-from textual.pilot import Pilot
-
-from tests.peers.make_checkpoint import TINY, write_checkpoint
-
 from .conftest import Engine
-
-ARC = [sys.executable, "-c", "from arc.console.main import main; main()"]
-
-
-class Terminal:
-    """`arc` in a pseudo-terminal of 80x24."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.output = b""
-        self.pid, self._file = pty.fork()
-        if self.pid == 0:
-            signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            )  # a shell's background job, as this may be, ignores it
-            os.execve(ARC[0], [*ARC, *arguments], {**os.environ, "TERM": "xterm-256color", **environment})
-        fcntl.ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-
-    def write(self, keys: str) -> None:
-        os.write(self._file, keys.encode())
-
-    def read_until(self, text: str, seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while text not in self.text:
-            assert time.monotonic() < end, self.text
-            self.read_more()
-
-    def read_more(self) -> None:
-        """What is there, or comes within a moment."""
-        if select.select([self._file], [], [], 0.1)[0]:
-            self.output += os.read(self._file, 65536)
-
-    @property
-    def text(self) -> str:
-        """What was written, without what only moves and colours."""
-        return re.sub(
-            r"\x1b\[[0-9;?<>=]*[a-zA-Z]|\x1b[()][A-Z0-9]", "", self.output.decode("utf-8", "replace")
-        )
-
-    def wait(self) -> int:
-        """The exit status, once what it still writes is read."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            try:
-                self.read_more()
-            except OSError:  # the other end is closed
-                break
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+from .real import APART, Real
+from .terminal import ARC, Terminal
 
 
 def test_on_a_terminal_it_draws_takes_keys_and_leaves_it_as_it_was(engine: Engine) -> None:
@@ -136,116 +71,145 @@ assert "numpy" not in sys.modules and "aiohttp" not in sys.modules
 
 # -- a real engine ------------------------------------------------------------------------------------------------
 
-
-class Real:
-    """`arc serve` on a tiny checkpoint, in folders of the test's own."""
-
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        write_checkpoint(base / "tiny", TINY, seed=0)
-        command = [*ARC, "serve", "--model", str(base / "tiny"), "--http.port", "0"]
-        self.process = subprocess.Popen(command, cwd=base, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        found = next(
-            filter(None, (re.search(r"API +(http://\S+)/v1", line) for line in self.process.stdout)), None
-        )
-        assert found is not None, "the engine did not start"
-        self.url = found[1]
-
-    @property
-    def socket(self) -> Path:
-        return self.base / "run" / "arc" / "main.sock"
-
-    def complete(self, words: int, tokens: int) -> None:
-        body = {"model": "tiny", "prompt": "the " * words, "max_tokens": tokens, "ignore_eos": True}
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        urllib.request.urlopen(request, timeout=120).read()
+SIZE = (120, 40)
+_READINGS = 12
 
 
-@pytest.fixture
-def real(monkeypatch: pytest.MonkeyPatch) -> Iterator[Real]:
-    with tempfile.TemporaryDirectory(prefix="arc-t-") as base:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", f"{base}/run")
-        monkeypatch.setenv("XDG_STATE_HOME", f"{base}/state")
-        Path(base, "run").mkdir()
-        engine = Real(Path(base))
-        yield engine
-        engine.process.send_signal(signal.SIGTERM)
-        engine.process.wait(60)
+def type_a_change(terminal: Terminal, flag: str, keys: str, becomes: str) -> None:
+    """As an operator does it: view 5, the flag by the filter, its value by `keys`, apply, and out of the filter."""
+    terminal.write("5")
+    terminal.shows("[5 Flags]")
+    terminal.write(f"/^{flag}\r")
+    terminal.shows("1 of 1")
+    terminal.write("e")
+    terminal.shows(f"─ {flag} ─")
+    terminal.write(keys)
+    terminal.shows(f"1 to apply: {flag}")
+    terminal.write("a")
+    terminal.shows("Dry run")
+    terminal.write("\t\t\r")  # from Cancel, which has the focus
+    terminal.shows("no edits")
+    terminal.shows(becomes)
+    terminal.write("\x1b")
+    terminal.shows(lambda lines: f"/^{flag}/" not in lines[-1])
 
 
-async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        await pilot.pause(0.05)
-    raise AssertionError("it did not come about")
+def batch(lines: list[str]) -> tuple[int, int] | None:
+    """Running sequences and the effective batch, as the Overview's Batch panel has them."""
+    text = "\n".join(lines)
+    running, effective = (
+        re.search(r"^ running +(\d+)", text, re.M),
+        re.search(r"^ effective +(\d+)", text, re.M),
+    )
+    return (int(running[1]), int(effective[1])) if running and effective else None
 
 
-async def change_policy(pilot: Pilot[None], app: Console, policy: str) -> None:
-    """As an operator does it: view 5, the flag, its value, apply."""
-    app.main.changes.choose_flag("admission.policy")
-    await until(pilot, lambda: isinstance(app.screen, Choose))
-    await pilot.press("down" if policy == "bucketed" else "up", "enter")
-    await until(pilot, lambda: app.screen is app.main)
-    assert app.main.flags.edits == {"admission.policy": policy}
-    await pilot.press("a")
-    await until(pilot, lambda: isinstance(app.screen, Apply))
-    await pilot.pause()
-    await pilot.click("#yes")
-    await until(pilot, lambda: app.screen is app.main)
+def comes_to(terminal: Terminal, lowest: float, highest: float) -> None:
+    """Until the effective batch is this share of what runs, in the median of the last pictures with something to share:
+    a single picture may be of a step at the edge of a request."""
+    shares: list[float] = []
+
+    def look(lines: list[str]) -> bool:
+        read = batch(lines)
+        if read is not None and read[0] >= 4 and lines != seen:
+            seen[:] = lines
+            shares.append(read[1] / read[0])
+        return len(shares) >= _READINGS and lowest <= statistics.median(shares[-_READINGS:]) <= highest
+
+    seen: list[str] = []
+    terminal.shows(look, 120.0)
 
 
-async def test_a_policy_is_changed_seen_and_put_back(real: Real) -> None:
-    stop = threading.Event()
+def test_the_effective_batch_falls_under_bucketed_admission_and_rises_again(real: Real) -> None:
+    terminal = Terminal("top", size=SIZE)
+    with real.asked(APART):
+        comes_to(terminal, 0.8, 1.0)
+        type_a_change(terminal, "admission.policy", "\x1b[B\r", "bucketed")
+        terminal.write("1")
+        terminal.shows("policy ragged→bucketed")  # named on the plots
+        comes_to(terminal, 0.0, 0.6)
+        terminal.write("6")
+        terminal.shows("admission.policy ragged→bucketed")
+        type_a_change(terminal, "admission.policy", "\x1b[A\r", "ragged")
+        terminal.write("1")
+        comes_to(terminal, 0.8, 1.0)
+    terminal.write("q")
+    assert terminal.wait() == 0 and b"Traceback" not in terminal.output
 
-    def load(words: int) -> None:
-        while not stop.is_set():
-            real.complete(words, 60)
 
-    threads = [threading.Thread(target=load, args=(4 + 9 * index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    app = Console(Options(real.socket, hz=5.0))
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_engine_that_comes_back_is_gone_then_restarted_and_can_be_operated(real: Real) -> None:
+    terminal = Terminal("top", size=SIZE)
+    with real.asked([(8, 400)]):
+        terminal.shows("● serving")
+        terminal.shows(lambda lines: (batch(lines) or (0, 0))[0] == 1)
+        real.end(signal.SIGKILL)
+        gone = terminal.shows("○ gone")
+        assert any("engine gone since" in line and "last picture kept" in line for line in gone)
+        assert (batch(gone) or (0, 0))[0] == 1  # the last picture stands
+        terminal.write("m")
+        terminal.shows("the engine is gone: nothing can be changed")
+    real.begin()
+    terminal.shows("▲ RESTARTED")
+    lines = terminal.shows("● serving")
+    assert not any("engine gone" in line for line in lines)
+    with real.asked([(8, 400)]):
+        terminal.shows(lambda lines: (batch(lines) or (0, 0))[0] == 1)
+        type_a_change(terminal, "sched.max_running", "7\r", "7 ◆ runtime")
+    terminal.write("q")
+    assert terminal.wait() == 0 and b"Traceback" not in terminal.output
+
+
+WEDGED = "from arc.engine.scheduler.scheduler import Scheduler; Scheduler._fits = lambda self, entry: False"
+
+
+def test_an_engine_that_admits_nobody_is_loud_with_the_reason_and_who_holds_the_pages(folder: Path) -> None:
+    """The scheduler lets the first in line in when nothing runs, so the fault has to be put into it."""
+    wedged = Real(folder, broken=WEDGED)
+    terminal = Terminal("top", size=SIZE)
     try:
-        async with app.run_test(size=(120, 40)) as pilot:
-
-            def body() -> list[str]:
-                return app.main.query_one("#body", Canvas).text
-
-            def policy() -> object:
-                row = app.main.flags.find("admission.policy")
-                return row and row.value
-
-            def rows(name: str) -> float | None:
-                """Rows a step, or admitted sequences, in samples whose steps all ran under one policy."""
-                events = [
-                    each
-                    for each in app.store.picture.events
-                    if isinstance(each, p.Event) and each.kind == "flags"
-                ]
-                since = events[-1].time + 1.1 if events else 0.0
-                samples = [each for each in app.store.picture.samples if each.time > since and each.steps]
-                steps = sum(each.steps or 0 for each in samples)
-                return sum(getattr(each, name) for each in samples) / steps if len(samples) >= 2 else None
-
-            await until(pilot, lambda: (rows("rows") or 0) > 2)
-            await change_policy(pilot, app, "bucketed")
-            await until(pilot, lambda: policy() == "bucketed")
-            await until(pilot, lambda: rows("rows"))
-            effective, admitted = rows("rows"), rows("admitted")
-            assert effective is not None and admitted is not None and effective < 0.8 * admitted
-            await pilot.press("1")
-            await until(pilot, lambda: any("bucketed" in line for line in body()[:4]))
-            assert any("policy ragged→bucketed" in line for line in body())
-            await pilot.press("6")
-            await until(pilot, lambda: any("admission.policy ragged→bucketed" in line for line in body()))
-            await change_policy(pilot, app, "ragged")
-            await until(pilot, lambda: policy() == "ragged")
-            await until(pilot, lambda: (rows("rows") or 0) > 0.8 * (rows("admitted") or 100))
+        terminal.shows("● serving")
+        with wedged.asked([(8, 10), (30, 10)]):
+            loud = terminal.shows("▲ NOTHING RUNS, 2 wait: 2 no pages")
+            assert any("pages held by prefix cache 0, by running 0, free" in line for line in loud)
+            assert any("→ report `arc dump`" in line for line in loud)
+            terminal.write("2")
+            terminal.shows(lambda lines: sum("○ waiting no pages" in line for line in lines) == 2)
+            wedged.end(signal.SIGKILL)
+        terminal.write("q")
+        assert terminal.wait() == 0 and b"Traceback" not in terminal.output
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+        wedged.end(signal.SIGKILL)
+
+
+def test_engines_that_start_later_join_the_fleet_and_those_that_go_stay_grey(folder: Path) -> None:
+    terminal = Terminal("top", "--all", size=SIZE)
+    terminal.shows("no engine runs here yet")
+    engines: list[Real] = []
+    try:
+        engines.append(second := Real(folder, name="second"))
+        terminal.shows("fleet of 1")
+        terminal.shows(lambda lines: any(re.search(r"second +● serving", line) for line in lines))
+        second.end(signal.SIGKILL)
+        terminal.shows(lambda lines: any(re.search(r"second +○ gone", line) for line in lines))
+        terminal.shows("● 0 answer  ○ 1 gone")
+        engines.append(first := Real(folder))
+        terminal.shows("● 1 answer  ○ 1 gone")
+        first.end()
+        terminal.shows("● 0 answer  ○ 2 gone")
+        second.begin()
+        terminal.shows(lambda lines: any(re.search(r"second +▲ restarted", line) for line in lines))
+        second.end()  # on purpose: its socket goes with it, and the row stays
+        terminal.shows(lambda lines: any(re.search(r"second +○ gone", line) for line in lines))
+        terminal.write("\x1b[B\r")  # an engine of the fleet is opened, also one that is gone
+        terminal.shows("Esc fleet")
+        terminal.shows("engine gone since")
+        terminal.write("\x1b")
+        terminal.shows("fleet of 2")
+    finally:
+        for each in engines:
+            each.end(signal.SIGKILL)
+    terminal.write("q")
+    assert terminal.wait() == 0 and b"Traceback" not in terminal.output

@@ -87,7 +87,7 @@ EFFECTS: dict[str, tuple[tuple[Any, ...], Probe, Any]] = {
     "enter": ((), view, "Sequences"),
     "back": (("space",), mode, "live"),
     "maximise": ((), panels, 1),
-    "help": ((), screen, "Page"),
+    "help": ((), screen, "Help"),
     "palette": ((), screen, "CommandPalette"),
     "up": (("2", "down", "down"), place, 1),
     "down": (("2",), place, 1),

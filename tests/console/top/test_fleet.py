@@ -15,8 +15,9 @@ from arc.console.main import arc
 from arc.console.metrics.fetch import address
 from arc.console.top.app import Console, Options, Palette
 from arc.console.top.canvas import Canvas
-from arc.console.top.dialogs import Confirm, Page
+from arc.console.top.dialogs import Confirm
 from arc.console.top.fleet import FAR, LEAST_TO_COMPARE, QUANTITIES, Fleet, Member, Row, with_odd
+from arc.console.top.help import Help
 from arc.console.top.keys import KEYS
 from arc.console.top.scene import SPANS, Scene
 from arc.console.top.sources import EngineSource, PageSource
@@ -266,7 +267,7 @@ async def test_no_key_does_anything_but_say_so_where_there_is_no_one_engine() ->
                     continue
                 await pilot.press(key.keys.split(",")[0])
                 while app.screen is not table:
-                    assert isinstance(app.screen, Page)
+                    assert isinstance(app.screen, Help)
                     await press(pilot, "escape")
                 if table.query_one("#filter").display:
                     await press(pilot, "escape")
@@ -346,3 +347,22 @@ def test_the_command_says_when_nobody_answers() -> None:
     assert len(found["gone"]) == 2 and all("nothing listens" in each["why"] for each in found["engines"])
     alone = CliRunner().invoke(arc, ["top", *nobody, "--once"])
     assert alone.exit_code == 3 and "nothing listens there" in alone.output
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        ["--metrics", "http://127.0.0.1:1/metrics"],
+        ["-e", "sim", "-e", "other"],
+        ["-e", "sim", "--metrics", "http://127.0.0.1:1/metrics"],
+        ["--all"],
+    ],
+    ids=["a page", "two engines", "an engine and a page", "all"],
+)
+def test_what_has_no_one_control_socket_is_not_recorded(
+    two: list[Engine], named: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "seen.top"
+    refused = CliRunner().invoke(arc, ["top", *named, "--record", str(path)])
+    assert refused.exit_code == 2 and "--record is for one engine" in refused.output
+    assert not path.exists()

@@ -68,6 +68,11 @@ def test_a_decimal_fits_and_means_its_value(value: float) -> None:
     assert abs(read - value) <= max(0.006 * value, 0.0051)
 
 
+@given(st.floats(-1e-2, 1e-2))
+def test_what_is_shown_as_zero_has_no_sign(value: float) -> None:
+    assert figures.decimal(value) != "-0.00"
+
+
 def test_unknown_is_not_zero() -> None:
     assert (
         figures.count(None) == figures.decimal(None) == figures.percent(3, 0) == figures.percent(None) == "--"

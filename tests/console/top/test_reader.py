@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from arc.console.client import Client
+from arc.console.commands.top import top
 from arc.console.top import once
 from arc.console.top.reader import Reader, attach
+from arc.console.top.sources import FLEET_HZ
 from arc.console.top.store import Store
+from arc.engine.control import connections
 from arc.engine.control import protocol as p
 
 from .conftest import Engine
@@ -25,6 +29,13 @@ def reader(engine: Engine) -> Iterator[tuple[Reader, Store]]:
     reading.start()
     yield reading, store
     reading.stop()
+
+
+def test_the_slowest_console_asks_long_before_the_server_takes_it_for_idle() -> None:
+    """The reader asks with each picture, so that the server never closes its connection under it."""
+    slowest = next(each.type for each in top.params if each.name == "hz")
+    assert isinstance(slowest, click.FloatRange) and slowest.min is not None
+    assert max(1 / slowest.min, 1 / FLEET_HZ) < connections.IDLE / 5
 
 
 def until(condition: Callable[[], object], seconds: float = 20.0) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -17,7 +20,7 @@ import msgspec
 import pytest
 from arc.console.exits import Failure
 from arc.console.top.host import Card, Host
-from arc.console.top.recording import MAGIC, RecordingStore
+from arc.console.top.recording import FRAME, MAGIC, RecordingStore
 from arc.console.top.store import Picture, Store
 from arc.console.top.tape import open_tape
 from arc.engine.control import protocol as p
@@ -207,6 +210,32 @@ def test_a_damaged_bit_ends_it_there(
     content = bytearray(whole()[0])
     content[int(place * len(content))] ^= 1 << bit
     _shown(tmp_path_factory.mktemp("bit") / "a.top", bytes(content))
+
+
+def _at(moment: float, *, checked: bool) -> bytes:
+    """The whole recording, but its fourth record says that it is of `moment`, with its checksum or another's."""
+    frames = zlib.decompressobj().decompress(whole()[0][len(MAGIC) :])
+    place = 0
+    for _ in range(3):
+        place += FRAME.size + FRAME.unpack_from(frames, place)[0]
+    length, crc, _ = FRAME.unpack_from(frames, place)
+    packed = frames[place + FRAME.size :][:length]
+    if checked:
+        crc = zlib.crc32(struct.pack("<d", moment) + packed)
+    start, end = frames[:place], frames[place + FRAME.size :]
+    return MAGIC + zlib.compress(start + FRAME.pack(length, crc, moment) + end)
+
+
+@pytest.mark.parametrize("moment", [math.nan, math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_record_of_a_damaged_or_impossible_time_ends_it_there(
+    tmp_path: Path, moment: float, checked: bool
+) -> None:
+    shown = _shown(tmp_path / "a.top", _at(moment, checked=checked))
+    assert shown is not None
+    assert len(shown) == 2  # the first record shows nothing yet
+    why = "impossible time" if checked else "checksum differs"
+    assert why in open_tape(tmp_path / "a.top").cut
 
 
 def test_killed_it_keeps_all_that_was_received(tmp_path: Path) -> None:

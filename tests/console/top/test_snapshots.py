@@ -30,13 +30,17 @@ def test_view(snap_compare: Callable[..., bool], name: str, size: tuple[int, int
     assert snap_compare(app, terminal_size=size)
 
 
-@pytest.mark.parametrize("keys", [["question_mark"], ["5", "e", "a"]], ids=["help", "apply"])
-def test_dialog(snap_compare: Callable[..., bool], keys: list[str]) -> None:
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_help(snap_compare: Callable[..., bool], size: tuple[int, int]) -> None:
+    assert snap_compare(console(), press=["question_mark"], terminal_size=size)
+
+
+def test_apply(snap_compare: Callable[..., bool]) -> None:
     app = console()
 
     async def press(pilot) -> None:
         app.main.flags.choose("sched.paused")
-        await pilot.press(*keys)
+        await pilot.press("5", "e", "a")
         await pilot.pause()
 
     assert snap_compare(app, run_before=press)
@@ -46,5 +50,5 @@ def test_no_snapshot_is_left_over() -> None:
     """A view that was renamed leaves none of its old pictures behind."""
     folder = Path(__file__).parent / "__snapshots__" / "test_snapshots"
     expected = {f"test_view[{name}-{width}x{height}].svg" for name in NAMES for width, height in SIZES}
-    expected |= {"test_dialog[help].svg", "test_dialog[apply].svg"}
+    expected |= {f"test_help[{width}x{height}].svg" for width, height in SIZES} | {"test_apply.svg"}
     assert {path.name for path in folder.iterdir()} == expected

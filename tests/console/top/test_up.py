@@ -23,7 +23,7 @@ from arc.engine.control import protocol as p
 from tests.peers.make_checkpoint import TINY, write_checkpoint
 
 from .recorded import picture, recorded
-from .test_end_to_end import ARC, Terminal
+from .terminal import ARC, Terminal
 
 
 class Place:

@@ -15,7 +15,7 @@ from arc.console.top.scene import Scene
 from arc.console.top.views import panels
 from arc.console.top.views.catalogue import make_views
 from arc.console.top.views.events import Events
-from arc.console.top.views.flags import Flags, checked
+from arc.console.top.views.flags import Flags, checked, declaration
 from arc.console.top.views.overview import Overview
 from arc.console.top.views.sequences import Sequences, speed
 from arc.engine.control import protocol as p
@@ -82,6 +82,19 @@ def test_the_newest_change_names_itself_over_the_plot() -> None:
     assert "load doubled" in legend
     earlier = scene(at=recorded().events.events[2].time + 2)
     assert any("max_running 8→4" in line for line in texts(Overview().lines(earlier, 120, 37)))
+
+
+def test_a_change_is_named_without_its_group_unless_two_flags_are_called_so() -> None:
+    event = next(each for each in recorded().events.events if each.kind == "flags")
+    changes = {
+        "alloc.enabled": {"old": True, "new": False},
+        "admission.policy": {"old": "ragged", "new": "bucketed"},
+    }
+    seen = scene(
+        events=(msgspec.structs.replace(event, data={"changes": changes}, time=recorded().time - 58),)
+    )
+    text = "\n".join(texts(Overview().lines(seen, 200, 57)))
+    assert "alloc.enabled on→off, policy ragged→bucketed" in text
 
 
 def test_the_oldest_sequences_stand_beside_the_events_where_there_is_room() -> None:
@@ -212,6 +225,15 @@ def test_values_are_checked_as_the_engine_declares_them() -> None:
         checked(narrower, "16")
     with pytest.raises(FlagError):
         checked(row, "many")
+
+
+def test_bounds_are_told_in_the_engine_s_own_words() -> None:
+    """Off the wire: whole numbers stay whole, also those that a float would round."""
+    rows = recorded().flags.flags
+    assert {row.name: declaration(row).allowed for row in rows} == {row.name: row.allowed for row in rows}
+    row = next(row for row in rows if row.name == "sched.max_step_tokens")
+    with pytest.raises(FlagError, match="1 to 1048576 tokens"):
+        checked(row, "0")
 
 
 def test_a_time_limited_change_says_when_it_ends() -> None:

@@ -142,6 +142,18 @@ async def test_lowering_the_running_cap_drains_down_and_says_what(
         assert max(record.admitted for record in records[-100:]) <= 2
 
 
+async def test_what_a_part_holds_on_the_host_is_not_in_the_rest_as_well(
+    tiny: Path, tmp_path: Path, folders: Path
+) -> None:
+    """Weights on the CPU are the process's own memory; of the KV reserve only what was used ever is."""
+    async with controlled(tiny, tmp_path) as (_, ask):
+        memory = await ask("GET", "/v1/memory")
+        parts = {part["component"]: part for part in memory["parts"]}
+        assert {part["place"] for part in parts.values()} == {"host"}
+        assert [name for name, part in parts.items() if part["reserved"]] == ["KV cache, reserved"]
+        assert parts["rest"]["bytes"] == memory["resident"] - parts["weights"]["bytes"]
+
+
 async def test_a_time_limit_ends_on_an_idle_engine(tiny: Path, tmp_path: Path, folders: Path) -> None:
     async with controlled(tiny, tmp_path) as (assembly, ask):
         before = assembly.port.settings[MAX_RUNNING]

@@ -52,12 +52,15 @@ def test_all_legs_have_the_same_work(tiny: Path) -> None:
     assert work(tiny, seed=1).requests(512) != one
 
 
-def test_a_leg_runs_in_a_process_of_its_own(tiny: Path) -> None:
+def test_a_leg_runs_in_a_process_of_its_own(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = leg(Spec(name="off", enabled=False, cap_mib=None, work=work(tiny)))
     assert done.tokens == 60 and done.held is done.hits is done.cap is None
     assert done.build.flags["alloc.enabled"] is False and done.build.device == "cpu"
+    capfd.readouterr()
     with pytest.raises(LegFailed, match="leg off ended"):
         leg(Spec(name="off", enabled=False, cap_mib=None, work=work(tiny / "none")))
+    said = capfd.readouterr().err.strip()
+    assert said == f"the engine of leg off cannot start: {tiny / 'none'} has no config.json"
 
 
 def test_legs_of_two_revisions_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +116,19 @@ def test_the_table_leaves_out_what_was_not_measured(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--tokens", "2599"], ["--cap-mib", "0"], ["--cap-mib", "-4"], ["--cap-mib", "2g"]]
+    "arguments",
+    [
+        ["--tokens", "2599"],
+        ["--cap-mib", "0"],
+        ["--cap-mib", "-4"],
+        ["--cap-mib", "2g"],
+        ["--rows", "0"],
+        ["--output", "0"],
+        ["--repeats", "0"],
+        ["--threads", "-1"],
+        ["--prompt", "9", "8"],
+        ["--prompt", "0", "8"],
+    ],
 )
 def test_senseless_arguments_are_refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["bench", *arguments])

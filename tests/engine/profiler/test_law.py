@@ -85,6 +85,14 @@ def test_marginals_of_the_parts_add_up_to_that_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("works", "why"),
     [
+        (
+            [Work(rows=rows, extra=(20 - rows) * 1000 * US) for rows in range(1, 20)],
+            "one more row cost -1.00 ±0.00 ms",
+        ),
+        (
+            [Work(rows=rows, extra=(rows - 5) * 1000 * US) for rows in range(5, 25)],
+            "a step without rows cost -",
+        ),
         ([Work()] * 3, "3 decode steps"),
         ([Work()] * 100, "about 4.0 rows"),
         ([Work("prompt")] * 100, "0 decode steps"),
