@@ -59,7 +59,8 @@ async def soak(server: Server, tokens: int, at_once: int, seed: int, longest: in
     async def client(session: aiohttp.ClientSession) -> None:
         nonlocal done
         while done < tokens:
-            done += await one(session, server, rng, longest)
+            asked = await one(session, server, rng, longest)
+            done += asked  # not in one line: the sum would be of what was done before the wait
             if done >= samples[-1][0] + tokens // 100:
                 samples.append((done, resident_mib(server)))
 

@@ -252,14 +252,6 @@ def test_an_experiment_on_live_traffic_finds_a_large_effect(engine: Started) -> 
     assert values(engine) == before
 
 
-def test_consoles_attach_and_the_engine_goes_on(engine: Started) -> None:
-    text = run(
-        "bench", "consoles", "-e", engine.socket.stem, *SMALL, "--rows", "4", "--output", "40",
-    ).output  # fmt: skip
-    assert [f"{arm} consoles" in text for arm in (0, 1, 8)] == [True] * 3
-    assert "GET /v1/snapshot under 4 rows: p50" in text
-
-
 def test_what_this_engine_lacks_is_refused_by_name(engine: Started) -> None:
     with Client(engine.socket) as client:
         has = flags_of(client)

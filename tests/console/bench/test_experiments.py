@@ -20,7 +20,7 @@ from arc.engine.control.protocol import NA
 from tests.peers.make_checkpoint import TINY, write_checkpoint
 
 from ..test_control_commands import run, until
-from ..top.test_end_to_end import ARC, Terminal
+from ..top.terminal import ARC, Terminal
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -98,6 +98,9 @@ class Terminal:
         self._screen = Screen(*size)
         self.pid, self._file = pty.fork()
         if self.pid == 0:
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # a shell's background job, as this may be, ignores it
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
             signal.signal(
                 signal.SIGINT, signal.SIG_DFL
