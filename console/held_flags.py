@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..engine.control import protocol as p
 from ..engine.flags import Value, did_you_mean, show
-from .client import Client
+from .client import Client, Refused
 from .exits import Failure
 
 _MOMENT = 0.05  # seconds: the limit that gives a value back
@@ -57,7 +57,15 @@ class HeldFlags:
     def change(self, changes: Mapping[str, Value], ttl: float | None = None) -> p.Applied:
         """Put these in force, at one step border. Raises Refused, or Failure for a flag that cannot be held."""
         self._note_before(changes)
-        applied = self._patch(changes, ttl or self._ttl)
+        held = dict(self._now)
+        # Ours from here on: Ctrl-C, or a lost connection, may come between the change and its answer. What is not in
+        # force then is told apart by its reason.
+        self._now |= changes
+        try:
+            applied = self._patch(changes, ttl or self._ttl)
+        except Refused:
+            self._now = held
+            raise
         self._now |= {name: change.new for name, change in applied.changes.items()}
         return applied
 

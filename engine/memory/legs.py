@@ -104,6 +104,7 @@ def build(spec: Spec, folder: Path) -> Assembly:
     flags = [
         f"model.path={spec.work.model}",
         f"sched.max_running={spec.work.rows}",
+        "sched.max_waiting=1048576",  # the whole work comes at once
         "kernels.backend=torch",  # the backend whose operations write into buffers
         "cache.prefix=off",
         f"cpu.threads={spec.work.threads}",

@@ -14,7 +14,7 @@ from arc.console.bench import engines
 from arc.console.bench.engines import Started
 from arc.console.bench.result import Result, read
 from arc.console.client import Client
-from arc.console.held_flags import flags_of
+from arc.console.held_flags import HeldFlags, flags_of
 from arc.engine.control.protocol import NA
 
 from tests.peers.make_checkpoint import TINY, write_checkpoint
@@ -189,6 +189,27 @@ def test_ctrl_c_in_an_experiment_on_a_running_engine_puts_its_flags_back(carried
     assert terminal.wait() == 1
     assert values(carried) == before
     assert "Traceback" not in terminal.text
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_ctrl_c_between_a_change_and_its_answer_gives_the_flag_back(
+    carried: Started, monkeypatch: pytest.MonkeyPatch, arrived: bool
+) -> None:
+    before = values(carried)
+    held = HeldFlags(carried.socket, "interrupted", 60)
+    patch = Client.patch
+
+    def interrupted(*arguments: Any) -> Any:
+        if arrived:
+            patch(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Client, "patch", interrupted)
+        held.change({"spec.depth": 2})
+    assert (values(carried)["spec.depth"][0] == 2) is arrived
+    held.give_back()
+    assert values(carried) == before
 
 
 def test_ctrl_c_in_the_allocator_s_bench_leaves_no_leg(tiny: Path) -> None:
