@@ -232,7 +232,7 @@ def find(name: str | None) -> Path:
         matching = [path for path in found if path.stem == name]
         if matching:
             return matching[0]
-        raise NoEngine(f"no engine is named {name}{_there_are(found)}")
+        raise NoEngine(f"no engine is named {name or repr(name)}{_there_are(found)}")
     alive = [path for path in found if answers(path)]
     if len(alive) == 1:
         return alive[0]

@@ -8,6 +8,7 @@ the old see one consistent set.
 
 from __future__ import annotations
 
+import codecs
 import enum
 import hashlib
 import re
@@ -290,6 +291,8 @@ def digest(content: bytes | None) -> str | None:
 
 def _read(path: Path, shown: str) -> bytes | Problem:
     try:
+        if path.is_fifo() or path.is_socket() or path.is_char_device():  # it would be waited for
+            return Problem(shown, "it is no regular file")
         if path.stat().st_size > _LARGEST_FILE:
             return Problem(shown, f"larger than {_LARGEST_FILE} bytes: this is no settings file")
         return path.read_bytes()
@@ -300,6 +303,8 @@ def _read(path: Path, shown: str) -> bytes | Problem:
 def _entries(content: bytes, shown: str) -> tuple[list[Entry], list[Problem]]:
     import tomli  # the console's commands that read no file do not pay for it
 
+    if content.startswith(codecs.BOM_UTF8):
+        return [], [Problem(f"{shown}:1", "begins with a byte order mark: save it as UTF-8 without one")]
     try:
         text = content.decode("utf-8").replace("\r\n", "\n")
         tomli.loads(text)

@@ -77,11 +77,15 @@ def simulate(sequences: int, lengths: int) -> Shattered:
 
 
 def _pairs(text: str) -> tuple[tuple[int, int], ...]:
-    pairs = tuple((int(b), int(d)) for b, _, d in (each.partition("x") for each in text.split(",")))
+    wrong = argparse.ArgumentTypeError(f"{text!r}: each is BxD, with D a divisor of B and B at most 1024")
+    try:
+        pairs = tuple((int(b), int(d)) for b, _, d in (each.partition("x") for each in text.split(",")))
+    except ValueError:
+        raise wrong from None
     if not all(
         1 <= lengths <= sequences <= 1024 and sequences % lengths == 0 for sequences, lengths in pairs
     ):
-        raise argparse.ArgumentTypeError("each is BxD, with D a divisor of B and B at most 1024")
+        raise wrong
     return pairs
 
 

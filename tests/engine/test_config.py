@@ -1,6 +1,7 @@
 """Settings: which layer wins, where each value came from, and that every mistake is told with its place."""
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -324,6 +325,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problems_of(tmp_path)[0].startswith("arc.toml: not TOML")
     file.write_text("x = " + "[" * 100_000, encoding="utf-8")
     assert problems_of(tmp_path)[0].startswith("arc.toml")
+    file.write_bytes(b"\xef\xbb\xbfsched.order = 'fcfs'\n")
+    assert problems_of(tmp_path) == [
+        "arc.toml:1: begins with a byte order mark: save it as UTF-8 without one"
+    ]
+    file.unlink()
+    os.mkfifo(file)
+    assert problems_of(tmp_path) == ["arc.toml: it is no regular file"]
     file.unlink()
     file.mkdir()
     assert problems_of(tmp_path) == ["arc.toml: cannot be read: Is a directory"]

@@ -102,6 +102,9 @@ class Terminal:
                 signal.SIGINT, signal.SIG_DFL
             )  # a shell's background job, as this may be, ignores it
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # a shell's background job, as this may be, ignores it
             own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(ARC[0], [*ARC, *arguments], {**own, "TERM": "xterm-256color", **environment})
 

@@ -122,3 +122,13 @@ def test_ragged_never_preempts_a_loser() -> None:
         engine.add(5 + 70 * (i % 3), 6 + i)
     engine.run()
     assert engine.preemptions == 0
+
+
+@pytest.mark.parametrize("pairs", ["foo", "8", "8x3", "2048x8", "8x8,", "0x0"])
+def test_pairs_that_are_none_are_one_error_that_says_what_they_are(pairs: str) -> None:
+    code = "from arc.engine.scheduler.shattering import main; main()"
+    asked = subprocess.run(
+        [sys.executable, "-c", code, "--pairs", pairs], check=False, capture_output=True, text=True
+    )
+    assert asked.returncode == 2
+    assert f"{pairs!r}: each is BxD, with D a divisor of B" in asked.stderr
