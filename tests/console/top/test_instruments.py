@@ -61,10 +61,9 @@ def top(engine: Started) -> Iterator[Terminal]:
     assert status == 0
 
 
-def drawn(top: Terminal, key: str, *words: str) -> str:
-    """The screen of a view, once all of these stand on it."""
-    top.write(key)
-    return "\n".join(top.shows(lambda lines: all(word in "\n".join(lines) for word in words), 120))
+def drawn(top: Terminal, *words: str) -> str:
+    """The screen, once all of these stand on it at a time."""
+    return "\n".join(top.shows(lambda lines: all(word in "\n".join(lines) for word in words), 120.0))
 
 
 NO_DEVICE = "device NA: cpu has no stream apart from the host"
@@ -74,22 +73,24 @@ def test_the_tree_of_spans_with_its_proof_and_its_detail_as_it_changes(
     engine: Started, top: Terminal
 ) -> None:
     name = engine.socket.stem
+    top.write("3")
     text = drawn(
-        top, "3", "recording · layer", "proof PASS", "self-test NA", "decode step", "mla_attn", "moe", NO_DEVICE,
+        top, "recording · layer", "proof PASS", "self-test NA", "decode step", "mla_attn", "moe", NO_DEVICE,
     )  # fmt: skip
     assert "kv_down" not in text
     run("set", "-e", name, "profile.detail=op")
-    drawn(top, "3", "recording · op", "proof PASS", "decode step", "mla_attn", "kv_down", NO_DEVICE)
+    drawn(top, "recording · op", "proof PASS", "decode step", "mla_attn", "kv_down", NO_DEVICE)
     run("set", "-e", name, "profile.detail=step")
-    text = drawn(top, "3", "recording · step", "decode step", "model_forward", "publish", NO_DEVICE)
+    text = drawn(top, "recording · step", "decode step", "model_forward", "publish", NO_DEVICE)
     assert "mla_attn" not in text
 
 
 def test_the_allocator_with_its_cap_and_why_it_was_not_asked(engine: Started, top: Terminal) -> None:
+    top.write("4")
     text = drawn(
-        top, "4", "of 4 MiB", "cap from alloc.cap_mib = 4", "cap not reached", "below 1 MiB",
+        top, "of 4 MiB", "cap from alloc.cap_mib = 4", "cap not reached", "below 1 MiB",
         "the operation makes its own result", "misses in captures 0",
     )  # fmt: skip
     assert "hit rate" not in text, "nothing was taken, so there is none"
     run("set", "-e", engine.socket.stem, "alloc.cap_mib=3")
-    drawn(top, "4", "of 3 MiB", "cap from alloc.cap_mib = 3")
+    drawn(top, "of 3 MiB", "cap from alloc.cap_mib = 3")
