@@ -82,7 +82,7 @@ def slope(samples: list[tuple[int, float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
     parser.add_argument("--tokens", type=int, default=200_000)
-    parser.add_argument("--pooled-tokens", type=int, default=20_000)
+    parser.add_argument("--pooled-tokens", type=int, default=100_000)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
