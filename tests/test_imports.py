@@ -37,6 +37,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "version": set(),
     "folder": set(),
     "accepting": set(),
+    "environment": set(),
     "config": {"flags"},
     "flags_doc": {"flags"},
     "options": {"flags", "config"},

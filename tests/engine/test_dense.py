@@ -110,18 +110,18 @@ def test_what_is_copied_under_each_design_is_counted_exactly() -> None:
     rows = Rows()
     done = rows.cache.done
     rows.step([1, 2, 3], [5, 9, 2], [5, 9, 2], strip=False)
-    assert done == {"clone_in.alloc": slots}
+    assert +done == {"clone_in.alloc": slots}
     for _ in range(20):  # a cohort in step copies nothing
         rows.step([1, 2, 3], [1, 1, 1], [1, 1, 1], strip=False)
-    assert done == {"clone_in.alloc": slots}
+    assert +done == {"clone_in.alloc": slots}
     rows.step([1, 2, 3], [3, 3, 3], [3, 1, 2], strip=False)
     rows.step([1, 2, 3], [3, 3, 3], [3, 3, 3], strip=False)  # two of the three have to catch up
-    assert done == {"clone_in.alloc": slots, "front_pad_grow": 2 * slots}
+    assert +done == {"clone_in.alloc": slots, "front_pad_grow": 2 * slots}
     done.clear()
     for _ in range(4):
         rows.step([1, 2, 3], [1, 1, 1], [1, 1, 1], strip=True)
     first = 3 * slots  # what was together is taken apart once
-    assert done == {
+    assert +done == {
         "clone_in.alloc": 4 * slots, "clone_in.slice_set": 4 * 3 * slots, "clone_out": first + 4 * 3 * slots,
     }  # fmt: skip
 
