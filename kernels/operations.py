@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -86,9 +86,11 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One stretch of work that a backend timed itself, because Python sees only the call around it."""
+class Section(NamedTuple):
+    """One stretch of work that a backend timed itself, because Python sees only the call around it.
+
+    A tuple, because some 16 a layer are made in each step that is recorded.
+    """
 
     name: str  # of the span, as the profiler's tree names it: mla_attn, q_proj, attend, moe, experts, ...
     layer: int  # of the model; -1: of none

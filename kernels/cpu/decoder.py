@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from .matrix import PackedGated
 from .operations import PackedExperts, RowsPlan, routing_of
 
 _SECTIONS_A_LAYER = 16  # all names at most once a layer, and one to spare
+_STAMP = struct.Struct("@iiqq")  # as binding.Stamp: all at once, for taking structures apart costs far more
 
 
 class NativeStamps:
@@ -30,8 +32,12 @@ class NativeStamps:
         taken, self._taken = self._taken, []
         return taken
 
-    def add(self, stamps: Sequence[Stamp]) -> None:
-        self._taken += [Section(SECTION_NAMES[s.name], s.layer, s.began, s.ended) for s in stamps]
+    def add(self, stamps: ctypes.Array[Stamp], count: int) -> None:
+        raw = memoryview(stamps).cast("B")[: count * ctypes.sizeof(Stamp)]
+        self._taken += [
+            Section(SECTION_NAMES[name], layer, began, ended)
+            for name, layer, began, ended in _STAMP.iter_unpack(raw)
+        ]
 
 
 class _Workspace:
@@ -106,7 +112,7 @@ class NativeDecoder:
             call.sections, call.section_room = stamps, len(stamps)
         packed.workspace.run(self._team, packed.dtype, call)
         if stamps is not None:
-            self._stamps.add(stamps[: call.section_count])
+            self._stamps.add(stamps, call.section_count)
         return out
 
 

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -32,7 +33,15 @@ def checkpoint() -> Path:
     return folder
 
 
-def compare(names: list[str], model: Path, cores: tuple[int, ...], repeat: int, busy: bool) -> list[Visit]:
+def compare(
+    names: list[str],
+    model: Path,
+    cores: tuple[int, ...],
+    repeat: int,
+    busy: bool,
+    keep: Callable[[list[Visit]], None],
+) -> list[Visit]:
+    """`keep` gets all visits so far, after each: an hour's figures must not be lost with the last of them."""
     visits: list[Visit] = []
     for turn in range(repeat):
         for name in names:
@@ -42,6 +51,7 @@ def compare(names: list[str], model: Path, cores: tuple[int, ...], repeat: int, 
                     visits.append(visit(ENGINES[name], model, COMMON["vocab_size"], turn, cores))
                 except (EngineError, InstallError) as error:
                     print(f"{name}: {error}", file=sys.stderr, flush=True)
+            keep(visits)
     return visits
 
 
@@ -66,15 +76,18 @@ def main() -> None:
     for count in (int(text) for text in options.cores.split(",")):
         if not 1 <= count <= len(own):
             parser.error(f"--cores {count}: this process has {len(own)}")
-        visits = compare(names, model, tuple(own[:count]), options.repeat, options.busy)
+
+        results.append({"cores": count, "busy": options.busy})
+
+        def keep(visits: list[Visit]) -> None:
+            results[-1]["visits"] = [dataclasses.asdict(v) for v in visits]
+            if options.out:
+                options.out.write_text(json.dumps(results))
+
+        visits = compare(names, model, tuple(own[:count]), options.repeat, options.busy, keep)
         title = f"{count} core{'s' if count > 1 else ''}{', one of them busy' if options.busy else ''}"
         print(f"\n## {title}, {options.repeat} repetitions\n\n{report.table(visits)}\n")
         print("\n".join([*report.agreement(visits), *report.failures(visits)]), flush=True)
-        results.append(
-            {"cores": count, "busy": options.busy, "visits": [dataclasses.asdict(v) for v in visits]}
-        )
-        if options.out:
-            options.out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
