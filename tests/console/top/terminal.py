@@ -111,11 +111,14 @@ class Terminal:
     def write(self, keys: str) -> None:
         os.write(self._file, keys.encode())
 
-    def _read(self) -> None:
-        if select.select([self._file], [], [], 0.1)[0]:
-            data = os.read(self._file, 65536)
-            self.output += data
-            self._screen.feed(data)
+    def _read(self) -> bool:
+        """Whether anything came within a moment."""
+        if not select.select([self._file], [], [], 0.1)[0]:
+            return False
+        data = os.read(self._file, 65536)
+        self.output += data
+        self._screen.feed(data)
+        return True
 
     def read_until(self, text: str, seconds: float = 60.0) -> None:
         """Until `text` was written at any time."""
@@ -131,6 +134,10 @@ class Terminal:
         while not holds(self._screen.lines):
             assert time.monotonic() < end, "\n".join(["the screen did not come to it:", *self._screen.lines])
             self._read()
+        # A picture is read in pieces: the caller gets it whole.
+        for _ in range(20):
+            if not self._read():
+                break
         return self._screen.lines
 
     @property
