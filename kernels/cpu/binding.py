@@ -193,7 +193,7 @@ class StepCall(Structure):
     )  # fmt: skip
 
 
-def library_path() -> Path | None:
+def path_of_library() -> Path | None:
     """Where the installation put the library, if it could build it."""
     return next(iter(sorted(Path(__file__).parent.glob("_native*.so"))), None)
 
@@ -201,7 +201,7 @@ def library_path() -> Path | None:
 @functools.cache
 def load() -> ctypes.CDLL | str:
     """The library, or why there is none."""
-    path = library_path()
+    path = path_of_library()
     if path is None:
         return "its library was not built: there was no C++ compiler when arc was installed (g++ or clang++)"
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,22 +279,28 @@ def test_what_is_no_replay_runs_as_ever_and_is_counted(model):
     assert not chooser.replays
 
 
-async def test_an_engine_that_replays_gives_the_same_tokens(tiny: Path, tmp_path: Path):
-    """The runner, its null page and its block tables, over the executor without a card."""
-    choosers: list[DecodeGraphs] = []
+def replaying(choosers: list[DecodeGraphs], *sizes: Any) -> Callable[[Any], None]:
+    """Has an engine replay by an executor without a card, warmed up for `sizes`; its chooser goes to `choosers`."""
 
     def prepare(assembly: Any) -> None:
         runner = assembly.engine.runner
         executor = Simulated(runner.model, runner.cache, 64, runner.cache.pages - 1)
         chooser = DecodeGraphs(executor, lambda step: runner.model.forward(step, runner.cache))
         with torch.inference_mode():
-            chooser.warm_up(4)
+            chooser.warm_up(*sizes)
         runner.graphs = chooser
         choosers.append(chooser)
 
+    return prepare
+
+
+async def test_an_engine_that_replays_gives_the_same_tokens(tiny: Path, tmp_path: Path):
+    """The runner, its null page and its block tables, over the executor without a card."""
+    choosers: list[DecodeGraphs] = []
+
     requests = [request(f"r{n}", list(range(2, 5 + 7 * n)), max_tokens=9 + 4 * n) for n in range(4)]
     answers: list[list[list[int]]] = []
-    for how in (lambda _: None, prepare):
+    for how in (lambda _: None, replaying(choosers, 4)):
         async with engine(tiny, tmp_path, prepare=how) as assembly:
             answers.append([tokens for tokens, _ in await complete(assembly, *requests)])
     assert answers[0] == answers[1]
@@ -305,18 +312,9 @@ async def test_an_engine_that_replays_gives_the_same_tokens(tiny: Path, tmp_path
 async def test_an_engine_that_speculates_replays_and_gives_the_same_tokens(tmp_path: Path):
     choosers: list[DecodeGraphs] = []
 
-    def prepare(assembly: Any) -> None:
-        runner = assembly.engine.runner
-        executor = Simulated(runner.model, runner.cache, 64, runner.cache.pages - 1)
-        chooser = DecodeGraphs(executor, lambda step: runner.model.forward(step, runner.cache))
-        with torch.inference_mode():
-            chooser.warm_up(4, (1, 3))
-        runner.graphs = chooser
-        choosers.append(chooser)
-
     requests = [request(f"r{n}", list(range(302, 310 + 7 * n)), max_tokens=9 + 8 * n) for n in range(4)]
     answers: list[list[list[int]]] = []
-    for how, depth in ((lambda _: None, 0), (prepare, 2)):
+    for how, depth in ((lambda _: None, 0), (replaying(choosers, 4, (1, 3)), 2)):
         async with engine(CARRIED, tmp_path, prepare=how, spec__depth=depth) as assembly:
             answers.append([tokens for tokens, _ in await complete(assembly, *requests)])
     assert answers[0] == answers[1]

@@ -25,7 +25,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from arc.kernels.cpu import binding
-binding.library_path = lambda: Path(sys.argv[1])
+binding.path_of_library = lambda: Path(sys.argv[1])
 import pytest
 sys.exit(pytest.main(sys.argv[2:]))
 """

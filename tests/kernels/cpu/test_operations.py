@@ -47,7 +47,7 @@ def near(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, times: float
 def test_a_library_of_another_revision_is_a_refusal_with_its_reason(monkeypatch: pytest.MonkeyPatch):
     """Sources that moved on without a new installation: any library stands for one that lacks a function."""
     other = next(iter(sorted(Path(torch.__file__).parent.glob("lib/libc10.so"))))
-    monkeypatch.setattr(binding, "library_path", lambda: other)
+    monkeypatch.setattr(binding, "path_of_library", lambda: other)
     why = binding.load.__wrapped__()
     assert isinstance(why, str) and "of another revision, install arc again" in why and "arc_levels" in why
 
