@@ -6,7 +6,7 @@ namespace arc::ARC_LEVEL {
 
 constexpr int BLOCK = 32; // tokens whose scores are known before their values are read
 constexpr int CHUNK = 256;
-constexpr int GROUP = 16; // columns that are computed together
+constexpr int GROUP = 16; // columns are padded to it, the most that are computed together
 
 inline int chunks(int length) { return (length + CHUNK - 1) / CHUNK; }
 

@@ -39,9 +39,9 @@ struct ReadPairs {
     }
 };
 
-// c[r][0 .. V * LANES) (+)= sum over k of a[r][k * A_STEP] * B[k][...]. B's rows (of STEP values of k) are `stride` values apart.
+// c[r][0 .. V * LANES) (+)= sum over k of a[r][k] * B[k][...]. B's rows (of STEP values of k) are `stride` values apart.
 // a has k values a row, or one zero more where STEP asks for it. soon: laid out like b.
-template <class B, int R, int V, bool ADD, int A_STEP = 1>
+template <class B, int R, int V, bool ADD>
 inline void block(const float *const *a, int k, const typename B::Value *b, int64_t stride, float *c, int c_stride,
                   const typename B::Value *soon) {
     Floats sums[R][V];
@@ -56,7 +56,7 @@ inline void block(const float *const *a, int k, const typename B::Value *b, int6
             Floats values[V];
             for (int v = 0; v < V; ++v) values[v] = B::read(b + v * LANES, s);
             for (int r = 0; r < R; ++r) {
-                Floats x = splat(rows[r][(i + s) * A_STEP]);
+                Floats x = splat(rows[r][i + s]);
                 for (int v = 0; v < V; ++v) sums[r][v] += x * values[v];
             }
         }
@@ -66,15 +66,15 @@ inline void block(const float *const *a, int k, const typename B::Value *b, int6
     }
 }
 
-template <class B, int R, bool ADD, int A_STEP = 1>
+template <class B, int R, bool ADD>
 inline void column_blocks(const float *const *a, int k, const typename B::Value *b, int64_t stride, float *c, int c_stride,
                           int width, const typename B::Value *soon) {
     int column = 0;
     for (; column + VECTORS * LANES <= width; column += VECTORS * LANES) {
-        block<B, R, VECTORS, ADD, A_STEP>(a, k, b + column, stride, c + column, c_stride, soon + column);
+        block<B, R, VECTORS, ADD>(a, k, b + column, stride, c + column, c_stride, soon + column);
     }
     for (; column < width; column += LANES) {
-        block<B, R, 1, ADD, A_STEP>(a, k, b + column, stride, c + column, c_stride, soon + column);
+        block<B, R, 1, ADD>(a, k, b + column, stride, c + column, c_stride, soon + column);
     }
 }
 
