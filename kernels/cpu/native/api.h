@@ -234,7 +234,7 @@ enum Operation : int32_t {
 } // namespace arc
 
 extern "C" {
-// The levels that were built, the most of a processor first, as text: "avx512_bf16 avx512 avx2 plain".
+// The levels that were built, the most of a processor first, as text: "amx avx512_bf16 avx512 avx2 plain".
 const char *arc_levels();
 // Whether this processor runs a level.
 int32_t arc_runs(int32_t level);

@@ -100,10 +100,10 @@ template <typename T> inline void expand_job(Worker &worker, void *arguments) {
         int head = item % up.heads, first = item / up.heads * KEYS, count = min(KEYS, length - first);
         const T *key_rows = static_cast<const T *>(up.key_rows) + int64_t(head) * up.nope * up.rank;
         T *keys = static_cast<T *>(call.keys) + int64_t(head) * up.nope * length + first;
-        alignas(64) float c[TILE_ROWS * WIDE];
-        for (int d = 0; d < up.nope; d += TILE_ROWS) {
-            int rows = min(TILE_ROWS, up.nope - d);
-            const T *a[TILE_ROWS];
+        alignas(64) float c[TILE_ROWS<T> * WIDE];
+        for (int d = 0; d < up.nope; d += TILE_ROWS<T>) {
+            int rows = min(TILE_ROWS<T>, up.nope - d);
+            const T *a[TILE_ROWS<T>];
             for (int r = 0; r < rows; ++r) a[r] = key_rows + int64_t(d + r) * up.rank;
             auto *panel = latents + first / KEYS * size;
             times<false>(a, rows, up.rank, panel, KEYS, c, WIDE, KEYS, panel, worker.scratch);
@@ -252,20 +252,26 @@ template <typename T> inline void step_job(Worker &worker, void *arguments) {
     StepProgram<T>(worker, *static_cast<StepCall *>(arguments)).run();
 }
 
+// A job whose thread has its tiles in shape.
+template <Job JOB> inline void in_shape(Worker &worker, void *arguments) {
+    [[maybe_unused]] TileSession session;
+    JOB(worker, arguments);
+}
+
 template <typename T> inline void fill(Job (&jobs)[OPERATIONS]) {
-    jobs[RMS_NORM] = rms_norm_job<T>;
-    jobs[ADD_RMS_NORM] = add_rms_norm_job<T>;
-    jobs[ROPE] = rope_job<T>;
-    jobs[LATENT_WRITE] = latent_write_job<T>;
-    jobs[LINEAR] = linear_job<T>;
-    jobs[GATED_MLP] = gated_job<T>;
-    jobs[ABSORB_OR_VALUE] = heads_job<T>;
-    jobs[EXPAND] = expand_job<T>;
-    jobs[DECODE] = decode_job<T>;
-    jobs[PREFILL] = prefill_job<T>;
-    jobs[GATE] = gate_job<T>;
-    jobs[EXPERTS] = experts_job<T>;
-    jobs[STEP] = step_job<T>;
+    jobs[RMS_NORM] = in_shape<rms_norm_job<T>>;
+    jobs[ADD_RMS_NORM] = in_shape<add_rms_norm_job<T>>;
+    jobs[ROPE] = in_shape<rope_job<T>>;
+    jobs[LATENT_WRITE] = in_shape<latent_write_job<T>>;
+    jobs[LINEAR] = in_shape<linear_job<T>>;
+    jobs[GATED_MLP] = in_shape<gated_job<T>>;
+    jobs[ABSORB_OR_VALUE] = in_shape<heads_job<T>>;
+    jobs[EXPAND] = in_shape<expand_job<T>>;
+    jobs[DECODE] = in_shape<decode_job<T>>;
+    jobs[PREFILL] = in_shape<prefill_job<T>>;
+    jobs[GATE] = in_shape<gate_job<T>>;
+    jobs[EXPERTS] = in_shape<experts_job<T>>;
+    jobs[STEP] = in_shape<step_job<T>>;
 }
 
 template <typename T> inline int64_t workspace(int operation, const void *arguments) {

@@ -19,5 +19,6 @@ const Kernels *plain_kernels();
 const Kernels *avx2_kernels();
 const Kernels *avx512_kernels();
 const Kernels *avx512_bf16_kernels();
+const Kernels *amx_kernels();
 
 } // namespace arc

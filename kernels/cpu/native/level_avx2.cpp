@@ -8,6 +8,8 @@
 #define ARC_LANES 8
 #define ARC_VECTORS 2
 #define ARC_BF16_DOT 0
+#define ARC_BF16_ROUND 0
+#define ARC_AMX 0
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)

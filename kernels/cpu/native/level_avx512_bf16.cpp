@@ -8,6 +8,8 @@
 #define ARC_LANES 16
 #define ARC_VECTORS 4
 #define ARC_BF16_DOT 1
+#define ARC_BF16_ROUND 1
+#define ARC_AMX 0
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16"))), apply_to = function)

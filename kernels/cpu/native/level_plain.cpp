@@ -6,6 +6,8 @@
 #define ARC_LANES 4
 #define ARC_VECTORS 2
 #define ARC_BF16_DOT 0
+#define ARC_BF16_ROUND 0
+#define ARC_AMX 0
 
 #include "vector.h"
 

@@ -74,10 +74,10 @@ inline void latent_panels(const T *const *tokens, int count, int rank, int rope,
 template <typename T>
 inline void expand_keys(const T *key_rows, int nope, int rank, const typename Stored<T>::Value *latents,
                         typename Stored<T>::Value *keys, Scratch &scratch) {
-    alignas(64) float c[TILE_ROWS * WIDE];
-    for (int d = 0; d < nope; d += TILE_ROWS) {
-        int rows = min(TILE_ROWS, nope - d);
-        const T *a[TILE_ROWS];
+    alignas(64) float c[TILE_ROWS<T> * WIDE];
+    for (int d = 0; d < nope; d += TILE_ROWS<T>) {
+        int rows = min(TILE_ROWS<T>, nope - d);
+        const T *a[TILE_ROWS<T>];
         for (int r = 0; r < rows; ++r) a[r] = key_rows + int64_t(d + r) * rank;
         times<false>(a, rows, rank, latents, KEYS, c, WIDE, KEYS, latents, scratch);
         store_rows(c, WIDE, rows, keys + int64_t(d / Stored<T>::STEP) * KEYS, KEYS, KEYS);
@@ -90,13 +90,13 @@ inline void expand_values(const T *const *tokens, int count, const Matrix &value
                           Scratch &scratch) {
     constexpr int STEP = Stored<T>::STEP;
     int stride = int(round_up(value_up.n, NARROW));
-    alignas(64) float c[TILE_ROWS * WIDE];
+    alignas(64) float c[TILE_ROWS<T> * WIDE];
     for (int number = 0; number < panels(value_up.n); ++number) {
         Panel columns = panel(value_up.n, number);
         int width = min(columns.width, stride - columns.column);
-        for (int t = 0; t < KEYS; t += TILE_ROWS) {
-            int room = min(TILE_ROWS, KEYS - t), rows = max(0, min(room, count - t));
-            const T *a[TILE_ROWS];
+        for (int t = 0; t < KEYS; t += TILE_ROWS<T>) {
+            int room = min(TILE_ROWS<T>, KEYS - t), rows = max(0, min(room, count - t));
+            const T *a[TILE_ROWS<T>];
             for (int r = 0; r < rows; ++r) a[r] = tokens[t + r];
             const void *data = panel_data(value_up, number);
             if (rows > 0) times_panel(a, rows, value_up, columns, data, data, c, scratch);
@@ -112,20 +112,21 @@ template <typename T, class BlockOf, class RopesOf>
 inline void attend_prompt(const T *q, int64_t q_stride, int count, int first, int nope, int rope, int v, float scale,
                           BlockOf &&block_of, RopesOf &&ropes_of, T *out, int64_t out_stride, Scratch &scratch) {
     int stride = int(round_up(v, NARROW));
-    float *sums = scratch.take<float>(size_t(count) * stride);
+    int64_t room = round_up(count, TILE_ROWS<T>) * stride; // `times` writes whole tiles
+    float *sums = scratch.take<float>(size_t(room));
     float most[QUERIES], total[QUERIES];
-    for (int i = 0; i < count * stride; ++i) sums[i] = 0;
+    std::memset(sums, 0, size_t(room) * sizeof(float));
     for (int i = 0; i < count; ++i) most[i] = -INFINITY, total[i] = 0;
-    alignas(64) float scores[TILE_ROWS * KEYS];
-    alignas(64) T weights[TILE_ROWS * KEYS];
-    Tiles tiles(count);
+    alignas(64) float scores[TILE_ROWS<T> * KEYS];
+    alignas(64) T weights[TILE_ROWS<T> * KEYS];
+    Tiles<T> tiles(count);
     int last = first + count; // places that the last query sees
     for (int b = 0; b * KEYS < last; ++b) {
         KeyBlock<T> block = block_of(b);
         for (int tile = 0; tile < tiles.count; ++tile) {
             int start = tiles.start(tile), rows = tiles.start(tile + 1) - start;
             if (b * KEYS > first + start + rows - 1) continue; // nobody of the tile sees the block
-            const T *a[TILE_ROWS];
+            const T *a[TILE_ROWS<T>];
             for (int r = 0; r < rows; ++r) a[r] = q + (start + r) * q_stride;
             times<false>(a, rows, nope, block.keys, KEYS, scores, KEYS, KEYS, block.keys, scratch);
             for (int r = 0; r < rows; ++r) a[r] += nope;

@@ -8,17 +8,27 @@
 
 #pragma once
 
+#include "amx.h"
 #include "matrix.h"
 
 namespace arc::ARC_LEVEL {
 
-constexpr int TILE_ROWS = 6;
+constexpr int FEW_ROWS = 6;
 constexpr int VECTORS = ARC_VECTORS; // of one row's columns in registers at once; rows * VECTORS sums must fit
 
-// Tiles of nearly equal height: 8 rows are 4 and 4, not 6 and 2.
-struct Tiles {
-    explicit Tiles(int rows) : rows(rows), count((rows + TILE_ROWS - 1) / TILE_ROWS) {}
-    int start(int tile) const { return int(int64_t(rows) * tile / count); }
+// Rows of a type that are multiplied together; the buffer of their sums has room for as many.
+#if ARC_AMX
+template <typename T> constexpr int TILE_ROWS = sizeof(T) == 2 ? AMX_ROWS : FEW_ROWS;
+#else
+template <typename T> constexpr int TILE_ROWS = FEW_ROWS;
+#endif
+
+// Tiles of nearly equal height, 8 rows are 4 and 4, not 6 and 2; or whole ones where a whole one costs no more.
+template <typename T> struct Tiles {
+    explicit Tiles(int rows) : rows(rows), count((rows + TILE_ROWS<T> - 1) / TILE_ROWS<T>) {}
+    int start(int tile) const {
+        return TILE_ROWS<T> > FEW_ROWS ? min(rows, tile * TILE_ROWS<T>) : int(int64_t(rows) * tile / count);
+    }
     int rows, count;
 };
 
@@ -162,10 +172,10 @@ template <typename T> inline void widen_rows(const T *const *a, int rows, int k,
         wide[r] = row;
     }
 }
-inline int64_t widened_size(int k) { return TILE_ROWS * round_up(k + 1, LANES); }
+inline int64_t widened_size(int k) { return FEW_ROWS * round_up(k + 1, LANES); }
 
 // c[rows][width] (+)= a B with B in the model's own type, laid out as a panel is, `stride` columns a step of k. rows <=
-// TILE_ROWS, width a multiple of NARROW. soon: what is read after B, or B.
+// TILE_ROWS<T>, and c has room for so many; width a multiple of NARROW. soon: what is read after B, or B.
 template <bool ADD>
 inline void times(const float *const *a, int rows, int k, const float *b, int64_t stride, float *c, int c_stride, int width,
                   const float *soon, Scratch &) {
@@ -174,12 +184,14 @@ inline void times(const float *const *a, int rows, int k, const float *b, int64_
 template <bool ADD>
 inline void times(const bf16 *const *a, int rows, int k, const uint32_t *b, int64_t stride, float *c, int c_stride,
                   int width, const uint32_t *soon, Scratch &scratch) {
-#if ARC_BF16_DOT
+#if ARC_AMX
+    amx_times<ADD>(a, rows, k, b, stride, c, c_stride, width, soon, scratch);
+#elif ARC_BF16_DOT
     (void)scratch;
     with_rows(rows, [&](auto r) { pair_columns<r, ADD>(a, k, b, stride, c, c_stride, width, soon); });
 #else
     Scratch::Hold hold(scratch);
-    const float *wide[TILE_ROWS];
+    const float *wide[FEW_ROWS];
     widen_rows(a, rows, k, scratch.take<float>(size_t(widened_size(k))), wide);
     with_rows(rows, [&](auto r) { column_blocks<ReadPairs, r, ADD>(wide, k, b, stride, c, c_stride, width, soon); });
 #endif
@@ -202,17 +214,21 @@ inline void times_panel(const T *const *a, int rows, const Matrix &matrix, Panel
         }
     }
     Scratch::Hold hold(scratch);
-    const float *wide[TILE_ROWS];
-    if constexpr (sizeof(T) == 4) {
-        for (int r = 0; r < rows; ++r) wide[r] = a[r];
-    } else {
-        widen_rows(a, rows, k, scratch.take<float>(size_t(widened_size(k))), wide);
-    }
     auto *values = static_cast<const float *>(data);
-    with_rows(rows, [&](auto r) {
-        column_blocks<ReadFloats, r, false>(wide, k, values, panel.width, c, WIDE, panel.width,
-                                            static_cast<const float *>(soon));
-    });
+    float *room = sizeof(T) == 4 ? nullptr : scratch.take<float>(size_t(widened_size(k)));
+    for (int start = 0; start < rows; start += FEW_ROWS) {
+        int count = min(FEW_ROWS, rows - start);
+        const float *wide[FEW_ROWS];
+        if constexpr (sizeof(T) == 4) {
+            for (int r = 0; r < count; ++r) wide[r] = a[start + r];
+        } else {
+            widen_rows(a + start, count, k, room, wide);
+        }
+        const float *next = start + count == rows ? static_cast<const float *>(soon) : values;
+        with_rows(count, [&](auto r) {
+            column_blocks<ReadFloats, r, false>(wide, k, values, panel.width, c + start * WIDE, WIDE, panel.width, next);
+        });
+    }
 }
 
 // Whole numbers of int8 and int4 weights, `depth` values of k from `first` on, as a panel of the model's own type.
@@ -258,16 +274,16 @@ inline void times_numbers(const T *const *a, int count, const Matrix &matrix, Pa
     bool groups = matrix.format == FORMAT_INT4;
     int step = groups ? INT4_GROUP : INT8_DEPTH, width = panel.width;
     auto *numbers = scratch.take<typename Stored<T>::Value>(size_t(step) * WIDE);
-    alignas(64) float part[TILE_ROWS * WIDE];
+    alignas(64) float part[TILE_ROWS<T> * WIDE];
     for (int first = 0; first < matrix.k; first += step) {
         int depth = min(step, matrix.k - first);
         unpack_numbers(data, soon, matrix.format, first, depth, width, numbers);
         const float *scales =
             matrix.scales + (groups ? int64_t(first / INT4_GROUP) * padded_columns(matrix.n) : 0) + panel.column;
-        Tiles tiles(count);
+        Tiles<T> tiles(count);
         for (int tile = 0; tile < tiles.count; ++tile) {
             int start = tiles.start(tile), rows = tiles.start(tile + 1) - start;
-            const T *at[TILE_ROWS];
+            const T *at[TILE_ROWS<T>];
             for (int r = 0; r < rows; ++r) at[r] = a[start + r] + first;
             times<false>(at, rows, depth, numbers, width, part, WIDE, width, numbers, scratch);
             for (int r = 0; r < rows; ++r) {
@@ -304,11 +320,11 @@ inline void panel_product(int count, const Matrix &matrix, int number, const voi
         for (int i = 0; i < count; ++i) give(i, c + i * WIDE);
         return;
     }
-    alignas(64) float c[TILE_ROWS * WIDE];
-    Tiles tiles(count);
+    alignas(64) float c[TILE_ROWS<T> * WIDE];
+    Tiles<T> tiles(count);
     for (int tile = 0; tile < tiles.count; ++tile) {
         int start = tiles.start(tile), rows = tiles.start(tile + 1) - start;
-        const T *a[TILE_ROWS];
+        const T *a[TILE_ROWS<T>];
         for (int r = 0; r < rows; ++r) a[r] = row_of(start + r);
         times_panel(a, rows, matrix, columns, data, tile + 1 == tiles.count ? soon : data, c, scratch);
         for (int r = 0; r < rows; ++r) give(start + r, c + r * WIDE);

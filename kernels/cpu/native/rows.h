@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "decode.h"
+#include "decode_amx.h"
 #include "prefill.h"
 #include "workspace.h"
 

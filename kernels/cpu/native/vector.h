@@ -59,7 +59,7 @@ inline Words round_to_bf16(Floats value) {
 
 inline void store(float *to, Floats value) { std::memcpy(to, &value, sizeof value); }
 inline void store(bf16 *to, Floats value) {
-#if ARC_BF16_DOT
+#if ARC_BF16_ROUND
     __m256bh half = _mm512_cvtneps_pbh((__m512)value);
 #else
     Halves half = __builtin_convertvector(round_to_bf16(value), Halves);

@@ -89,6 +89,33 @@ def test_linear(ops, dtype, size):
 
 
 @each
+@pytest.mark.parametrize(("wide", "out"), [(64, 64), (70, 33)])
+def test_a_row_s_product_is_the_same_bits_in_any_company(ops, dtype, wide, out):
+    """So a request's answer does not depend on who is served beside it, nor on drafts that add rows."""
+    weight, x = torch.randn(out, wide).to(dtype), torch.randn(70, wide).to(dtype)
+    packed = ops.linear.pack(weight)
+    want = ops.linear(x, packed)
+    for rows in (1, 2, 6, 7, 16, 17, 33):
+        assert torch.equal(ops.linear(x[:rows].clone(), packed), want[:rows])
+        assert torch.equal(ops.linear(x[-rows:], packed), want[-rows:])
+
+
+@each
+def test_a_row_s_decode_attention_is_the_same_bits_in_any_company(ops, dtype):
+    lengths, rank, rope = [1, 33, 300, 31, 256, 64], 64, 16
+    paged, q = Paged(lengths, 4, rank, rope, dtype), torch.randn(6, 8, rank + rope).to(dtype)
+
+    def attended(rows: slice) -> torch.Tensor:
+        held = lengths[rows]
+        plan = ops.mla_decode.plan(held, [1] * len(held), paged.tables[rows], 4, rank + rope)
+        return ops.mla_decode(q[rows], paged.cache, plan, scale=0.1, rank=rank)
+
+    want = attended(slice(0, 6))
+    for row in range(6):
+        assert torch.equal(attended(slice(row, row + 1)), want[row : row + 1])
+
+
+@each
 @pytest.mark.parametrize("n", [20, 64, 7])
 def test_norms(ops, dtype, n):
     x, weight = torch.randn(11, n + 4).to(dtype)[:, 4:], torch.rand(n)
