@@ -85,8 +85,11 @@ inline void amx_block(const RowTile *a, int k, const uint32_t *b, int64_t stride
     }
     bool ahead = soon != b;
     auto step = [&](int i, const uint32_t *tiles, int64_t bytes) {
+        // A part of what comes next with each tile, in the order of memory: so the processor's own prefetching takes it up.
         auto at = [&](int v) {
-            for (int p = 0; ahead && p < TILE; ++p) prefetch(soon + p * stride + v * TILE);
+            for (int p = v * TILE / V; ahead && p < (v + 1) * TILE / V; ++p) {
+                for (int line = 0; line < V; ++line) prefetch(soon + p * stride + line * TILE);
+            }
             return tiles + v * TILE;
         };
         _tile_loadd(4, a[0].base + i, a[0].stride);
