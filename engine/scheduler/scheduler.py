@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 from ..sequence import Finish, FinishReason, Sequence, Status, WaitReason
@@ -86,12 +87,11 @@ class Scheduler:
     def waiting_count(self) -> int:
         return len(self._queue)
 
-    @property
-    def waiting(self) -> list[Sequence]:
-        """In line order, each with its wait_reason as of the last step. Walks the line: for those who look,
-        not a step.
+    def waiting(self, most: int | None = None) -> list[Sequence]:
+        """The first `most` in line order, else all, each with its wait_reason as of the last step. Walks so much
+        of the line: for those who look, not a step.
         """
-        return list(self._refresh_reasons())
+        return list(islice(self._refresh_reasons(), most))
 
     def waiting_by_reason(self) -> dict[WaitReason, int]:
         """How many wait for what; only reasons that occur. Does not walk the line."""

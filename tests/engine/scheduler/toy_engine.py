@@ -259,7 +259,7 @@ class ToyEngine:
     def check(self) -> None:
         self.pages.check()
         scheduler = self.scheduler
-        running, waiting = scheduler.running, scheduler.waiting
+        running, waiting = scheduler.running, scheduler.waiting()
         assert {seq.number for seq in running} | {seq.number for seq in waiting} == set(self.live)
         assert len(running) == scheduler.running_count
         assert len(waiting) == scheduler.waiting_count
