@@ -502,6 +502,38 @@ def test_a_step_costs_the_same_with_ten_thousand_waiting(order: str, blocked_by_
     assert opcodes_of_a_step(10_000, {"order": order}, blocked_by_pages) == few
 
 
+@pytest.mark.parametrize("running", [20, 40])
+def test_many_admissions_in_one_step_do_not_each_ask_everybody_who_runs(
+    running: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(PageManager(10_000, 4), SchedulerConfig(max_running=200, max_step_tokens=1000))
+
+    def add(number: int) -> None:
+        params = SamplingParams(max_tokens=100)
+        scheduler.add(sequence_of(number, Request(id=str(number), prompt=(number,) * 5, params=params)))
+
+    for number in range(running):
+        add(number)
+    step = scheduler.schedule(0.0)
+    assert step is not None and len(step.rows) == running
+    scheduler.commit(step, [(1,)] * running)
+    for number in range(30):
+        add(running + number)
+    asked = 0
+    real = pressure.claim
+
+    def claim(*arguments) -> int:
+        nonlocal asked
+        asked += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(pressure, "claim", claim)
+    step = scheduler.schedule(1.0)
+    assert step is not None and len(step.admitted) == 30
+    # Everybody who runs once, and each that is admitted for itself and into the sum.
+    assert asked == running + 2 * 30
+
+
 def test_the_same_calls_make_the_same_steps() -> None:
     def trace() -> list:
         engine = ToyEngine(30, 4, max_running=5, max_step_tokens=12, prefill_chunk=5, order="prefix")
