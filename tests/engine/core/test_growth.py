@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -47,11 +48,14 @@ def instructions(run: Callable[[], object]) -> int:
         return tracer
 
     before = sys.gettrace()
+    gc.collect()
+    gc.disable()  # what it finalizes would be counted here, whoever left it
     sys.settrace(tracer)
     try:
         run()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 
