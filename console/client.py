@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,12 +113,15 @@ class Client:
     def get(self, path: str, answer: type[T], **query: Any) -> T:
         return msgspec.json.decode(self.raw("GET", path, query=query), type=answer)
 
-    def get_fresh(self, path: str, answer: type[T], **query: Any) -> T:
+    def get_fresh(
+        self, path: str, answer: type[T], whole: Callable[[T], bool] = lambda _: True, **query: Any
+    ) -> T:
         """As `get`, of an answer with an `age`: an engine that nobody watched publishes at its next step border, which
-        is worth waiting for a moment. A long step shows by the age of what comes then."""
+        is worth waiting for a moment. A long step shows by the age of what comes then, or by what is not `whole`."""
         found = self.get(path, answer, **query)
         for _ in range(_TRIES):
-            if found.age < _FRESH:  # pyright: ignore[reportAttributeAccessIssue]  # Snapshot and Sequences have it
+            young = found.age < _FRESH  # pyright: ignore[reportAttributeAccessIssue]  # Snapshot and Sequences have it
+            if young and whole(found):
                 break
             time.sleep(_PAUSE)
             found = self.get(path, answer, **query)

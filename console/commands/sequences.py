@@ -28,14 +28,23 @@ _RIGHT = frozenset(range(2, 9))
 
 @click.command()
 @click.option(
-    "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Show at most so many."
+    "--limit",
+    default=p.MOST_SEQUENCES,
+    show_default=True,
+    type=click.IntRange(1, p.MOST_SEQUENCES),
+    help="Show at most so many: those that run, then the first in line.",
 )
 @engine_option
 @json_option
 def sequences(limit: int, engine: str | None, as_json: bool) -> None:
     """List the sequences that run or wait, and why each one waits."""
     with connect(engine) as client:
-        answer = client.get_fresh("/v1/sequences", p.Sequences, limit=limit)
+        answer = client.get_fresh(
+            "/v1/sequences",
+            p.Sequences,
+            lambda found: len(found.sequences) == min(limit, found.total),
+            limit=limit,
+        )
     if as_json:
         print_json(msgspec.json.encode(answer))
         return
@@ -45,7 +54,7 @@ def sequences(limit: int, engine: str | None, as_json: bool) -> None:
     else:
         click.echo("no sequence runs or waits")
     if len(answer.sequences) < answer.total:
-        click.echo(f"{answer.total - len(answer.sequences)} more: raise --limit")
+        click.echo(f"{answer.total - len(answer.sequences):,} more")
     if answer.age > 1:
         click.echo(f"as of {shown.seconds(answer.age)} ago: the engine has come to no step border since")
 

@@ -12,7 +12,7 @@ from ..client import Client
 from . import header
 from .host import Host, HostReader
 from .lines import ascii_only, text_of
-from .reader import MOST_SEQUENCES, attach
+from .reader import attach
 from .scene import SPANS, Scene
 from .store import Picture, Store
 from .views.catalogue import make_views
@@ -40,7 +40,7 @@ def picture_of(path: Path) -> Picture:
         host.read()
         time.sleep(_BETWEEN)
         store.put(
-            sequences=client.get("/v1/sequences", p.Sequences, limit=MOST_SEQUENCES),
+            sequences=client.get("/v1/sequences", p.Sequences, limit=p.MOST_SEQUENCES),
             memory=client.get("/v1/memory", p.Memory),
             host=host.read(),
         )

@@ -28,7 +28,6 @@ _MEMORY_EVERY = 5.0
 _SPANS_EVERY = 1.0
 FIRST_SPANS = 60.0  # seconds that the first picture's spans are over
 MOST_SPANS = 900.0
-MOST_SEQUENCES = 20_000
 
 
 class Reader:
@@ -139,7 +138,7 @@ class _Session:
     def ask_what_is_due(self, sequences: bool, spans: float | None) -> None:
         store, now = self._store, time.monotonic()
         if sequences or (self._keeps_sequences and now >= self._samples_due):
-            store.put(sequences=self._ask.get("/v1/sequences", p.Sequences, limit=MOST_SEQUENCES))
+            store.put(sequences=self._ask.get("/v1/sequences", p.Sequences, limit=p.MOST_SEQUENCES))
         if spans is not None and (now >= self._spans_due or spans != self._spans_over):
             self._spans_due, self._spans_over = now + _SPANS_EVERY, spans
             store.put(spans=spans_of(self._ask, spans))

@@ -35,9 +35,20 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     effective_batch: int
     pages: Pages
     draining: bool
-    sequences: tuple[SequenceView, ...]  # running ones first, each group by arrival
+    sequences: tuple[
+        SequenceView, ...
+    ]  # the running, then the first in line; not more than somebody asked for
     speculation: Speculation
     allocator: AllocatorState | None = None
+
+    @property
+    def total(self) -> int:
+        """Sequences that run or wait, listed or not."""
+        return self.running + self.waiting
+
+    def lists(self, rows: int) -> bool:
+        """Whether the table has so many rows, or all that there are."""
+        return len(self.sequences) >= min(rows, self.total)
 
 
 class ControlPort(Protocol):
@@ -60,8 +71,11 @@ class ControlPort(Protocol):
         """The newest published state. Never blocks; `taken` says how old it is."""
         ...
 
-    def request_publish(self) -> None:
-        """Ask for a fresh state at the next step border; an idle engine is woken. Nobody asks: none is built."""
+    def request_publish(self, rows: int = 0) -> None:
+        """Ask for a fresh state at the next step border; an idle engine is woken. Nobody asks: none is built.
+
+        `rows`: how much of the table is wanted. It may have more, or a few where none are wanted.
+        """
         ...
 
     def call(self, command: Command) -> Future[Any]:

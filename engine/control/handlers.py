@@ -95,7 +95,8 @@ class Handlers:
         return self._history_since(call.query.since, float(call.query.step))
 
     async def sequences(self, call: Call) -> p.Sequences:
-        return views.sequences(await self._fresh(FRESH_WAIT), call.query.limit)
+        limit = min(call.query.limit, p.MOST_SEQUENCES)
+        return views.sequences(await self._fresh(FRESH_WAIT, limit), limit)
 
     async def events(self, call: Call) -> p.Events:
         gap, events = self._port.events.since(call.query.since, call.query.limit)
@@ -129,7 +130,7 @@ class Handlers:
     async def encoded_snapshot(self, window: float, with_sequences: bool, wait: float) -> bytes:
         """The newest snapshot as JSON. Consoles that ask alike at the same moment share one."""
         key = (window, with_sequences)
-        await self._fresh(wait)
+        await self._fresh(wait, p.MOST_SEQUENCES if with_sequences else 0)
         now = time.monotonic()
         made = self._snapshots.get(key)
         if made is None or made[0] < max(now - FRESH_ENOUGH, self._commanded):
@@ -138,14 +139,17 @@ class Handlers:
             made = self._snapshots[key] = (now, encoded)
         return made[1]
 
-    async def _fresh(self, wait: float) -> Published:
-        """A state published from now on, if a step border comes within `wait`; else the newest there is."""
+    async def _fresh(self, wait: float, rows: int = 0) -> Published:
+        """A state published from now on, if a step border comes within `wait`; else the newest there is, which may list
+        fewer than `rows` sequences.
+        """
         asked = time.monotonic()
         published = self._port.published()
-        if published.taken >= max(asked - FRESH_ENOUGH, self._commanded):
+        listed = published.lists(rows)
+        if listed and published.taken >= max(asked - FRESH_ENOUGH, self._commanded):
             return published
-        self._port.request_publish()
-        under_way = self._port.counters.step_open_since is not None
+        self._port.request_publish(rows)
+        under_way = listed and self._port.counters.step_open_since is not None
         if under_way and wait <= FRESH_WAIT and published.taken >= max(asked - WATCHED, self._commanded):
             return published
         while published.taken < asked and time.monotonic() - asked < wait:
@@ -265,13 +269,13 @@ class Handlers:
     async def dump(self, call: Call) -> p.Dump:
         """Everything that can be known without the engine thread's help: it may be the one that hangs."""
         port = self._port
-        published = await self._fresh(FRESH_WAIT)
+        published = await self._fresh(FRESH_WAIT, p.MOST_SEQUENCES)
         gap, events = port.events.since(0)
         dumped = p.Dump(
             time=time.time(),
             hello=await self.hello(call),
             snapshot=views.snapshot(port, self._history, 60.0, False),
-            sequences=views.sequences(published, len(published.sequences)),
+            sequences=views.sequences(published, p.MOST_SEQUENCES),
             config=views.config(port.settings),
             memory=views.memory(port.memory()),
             history=self._history_since(0.0, 1.0),

@@ -33,6 +33,9 @@ FlagName = Annotated[str, Meta(max_length=100)]
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 Version = Annotated[int, Meta(ge=0)]
 
+# Of sequences that are listed in one answer, however many wait: the engine writes them down between two steps.
+MOST_SEQUENCES = 1000
+
 
 class NA(msgspec.Struct, frozen=True):
     """Not available, and why. Never a zero: a zero is a measurement."""
@@ -95,13 +98,13 @@ class SnapshotQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of GET /v1/snapshot."""
 
     window: Annotated[float, Meta(gt=0, le=900)] = 10.0  # seconds that `window` counts over
-    sequences: bool = False  # with the table
+    sequences: bool = False  # with the table, as of GET /v1/sequences without a limit
 
 
 class SequencesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of GET /v1/sequences."""
+    """Of GET /v1/sequences. However large `limit` is, no more than 1000 are listed: `total` says how many there are."""
 
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = MOST_SEQUENCES
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,8 +168,8 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     age: float  # since the engine published this
-    total: int  # sequences that hold pages or wait, before `limit`
-    sequences: tuple[SequenceView, ...]
+    total: int  # sequences that hold pages or wait, listed here or not
+    sequences: tuple[SequenceView, ...]  # those that run, then the first in line
 
 
 class Pages(msgspec.Struct, frozen=True):

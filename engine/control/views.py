@@ -136,7 +136,7 @@ def sequences(published: Published, limit: int) -> Sequences:
     return Sequences(
         step=published.step,
         age=time.monotonic() - published.taken,
-        total=len(published.sequences),
+        total=published.total,
         sequences=listed,
     )
 

@@ -15,7 +15,8 @@ class BlockTables:
     """Mirrors `Sequence.pages` row by row.
 
     Invariant: a sequence's pages are append-only while it runs, so only what was appended since the last step
-    is copied. Whoever takes pages away (finish, cancel, preemption) must call `release`.
+    is copied. Whoever takes pages away (finish, cancel, preemption) must call `release`. So what was gathered for the
+    last step holds for the next one as well, if that has the same sequences: a step's cost is not that of its context.
     """
 
     def __init__(self, null_page: int) -> None:
@@ -26,19 +27,34 @@ class BlockTables:
         self._row: dict[int, int] = {}  # sequence number -> row
         self._filled: dict[int, int] = {}  # sequence number -> pages copied
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
+        self._gathered = self._table[:0]
+        self._gathered_for: list[int] = []  # sequence numbers, row by row
 
     def __len__(self) -> int:
         return len(self._row)
 
     def gather(self, sequences: list[Sequence]) -> NDArray[np.int64]:
-        """[len(sequences), P]: their pages, P the longest table among them, padded with the null page."""
-        rows = [self._synced(seq) for seq in sequences]
+        """[len(sequences), P]: their pages, P the longest table among them, padded with the null page.
+
+        Good until the next call, which may write into it.
+        """
+        numbers = [seq.number for seq in sequences]
         longest = max(len(seq.pages) for seq in sequences)
-        return self._table[rows, :longest]
+        if numbers != self._gathered_for or longest != self._gathered.shape[1]:
+            rows = [self._synced(seq) for seq in sequences]
+            self._gathered, self._gathered_for = self._table[rows, :longest], numbers
+            return self._gathered
+        for place, seq in enumerate(sequences):
+            filled = self._filled[seq.number]
+            if filled < len(seq.pages):
+                self._synced(seq)
+                self._gathered[place, filled : len(seq.pages)] = seq.pages[filled:]
+        return self._gathered
 
     def release(self, number: int) -> None:
         row = self._row.pop(number, None)
         if row is not None:
+            self._gathered_for = []
             self._table[row, : self._filled.pop(number)] = self._null_page
             self._free.append(row)
 

@@ -50,6 +50,10 @@ from .interface import EngineInfo
 log = logging.getLogger("arc.engine")
 
 STEPS_KEPT = 4096
+ROWS_KEPT = (
+    2.0  # seconds that a table is built as large as somebody wanted it: whoever reads on asks again by then
+)
+FEW_ROWS = 64  # of a table that nobody wants: should no border ever come again, it says what ran
 
 
 def scheduler_config(settings: Settings) -> SchedulerConfig:
@@ -131,6 +135,7 @@ class EnginePort:
         self._drain_until: float | None = None
         self._drain_done = False
         self._wanted = False
+        self._table = (FEW_ROWS, -ROWS_KEPT)  # rows wanted, and when
         self._profile(settings)
         self._published = self._build()
         engine.at_border = self._at_border
@@ -149,8 +154,11 @@ class EnginePort:
     def published(self) -> Published:
         return self._published
 
-    def request_publish(self) -> None:
-        self._wanted = True
+    def request_publish(self, rows: int = 0) -> None:
+        if rows:
+            now = time.monotonic()
+            self._table = (max(rows, self._rows(now)), now)
+        self._wanted = True  # last: the border that clears it sees the rows
         self._engine.inbox.poke()
 
     def call(self, command: commands.Command) -> Future[Any]:
@@ -239,10 +247,11 @@ class EnginePort:
         if command.actor.reason:
             detail += f": {command.actor.reason}"
         self._engine.end(found, FinishReason.CANCELLED, detail)
+        ended = dict.fromkeys(seq.id for seq in found)
         return Cancelled(
             step=step,
-            ended=tuple(seq.id for seq in found),
-            unknown=tuple(each for each in dict.fromkeys(ids) if each not in {seq.id for seq in found}),
+            ended=tuple(ended),
+            unknown=tuple(each for each in dict.fromkeys(ids) if each not in ended),
             left=len(known),
         )
 
@@ -345,7 +354,9 @@ class EnginePort:
     def _build(self) -> Published:
         engine = self._engine
         scheduler, pages, now = engine.scheduler, engine.scheduler.pages, time.monotonic()
-        sequences = [*scheduler.running, *scheduler.waiting]
+        rows = self._rows(now)
+        listed = scheduler.running[:rows]
+        listed += scheduler.waiting(rows - len(listed))
         return Published(
             taken=now,
             step=engine.steps - 1,
@@ -355,10 +366,15 @@ class EnginePort:
             effective_batch=engine.counters.effective_batch,
             pages=Pages(total=self.info.pages, used=pages.used, cached=pages.cached, free=pages.free),
             draining=self._draining,
-            sequences=tuple(_view(seq, now) for seq in sequences),
+            sequences=tuple(_view(seq, now) for seq in listed),
             speculation=self._speculation(),
             allocator=self._allocator.state(),
         )
+
+    def _rows(self, now: float) -> int:
+        """How many sequences are listed: each takes the engine thread time between two steps, however many wait."""
+        rows, asked = self._table
+        return rows if now - asked < ROWS_KEPT else FEW_ROWS
 
     def _speculation(self) -> Speculation:
         if self._no_drafts is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 from ..sequence import Finish, FinishReason, Sequence, Status, WaitReason
@@ -39,6 +40,9 @@ class _Forming:
     queries: int = 0
     hits: int = 0
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by number, of the decode rows
+    claims: dict[int, int] = field(
+        default_factory=dict
+    )  # by horizon: pages that all who run claim within it; while admitting, only admissions change it
 
 
 class Scheduler:
@@ -86,12 +90,11 @@ class Scheduler:
     def waiting_count(self) -> int:
         return len(self._queue)
 
-    @property
-    def waiting(self) -> list[Sequence]:
-        """In line order, each with its wait_reason as of the last step. Walks the line: for those who look,
-        not a step.
+    def waiting(self, most: int | None = None) -> list[Sequence]:
+        """The first `most` in line order, else all, each with its wait_reason as of the last step. Walks so much
+        of the line: for those who look, not a step.
         """
-        return list(self._refresh_reasons())
+        return list(islice(self._refresh_reasons(), most))
 
     def waiting_by_reason(self) -> dict[WaitReason, int]:
         """How many wait for what; only reasons that occur. Does not walk the line."""
@@ -345,7 +348,7 @@ class Scheduler:
                 if self._exceeds(entry):
                     self._fail(forming, entry)
                     continue
-                if self._fits(entry):
+                if self._fits(forming, entry):
                     self._admit_one(forming, entry)
                     continue
                 self._blocked = WaitReason.NO_PAGES
@@ -362,7 +365,7 @@ class Scheduler:
     def _cached_blocks(self, entry: Entry) -> int:
         return len(self.pages.match(entry.seq.tokens, entry.chain))
 
-    def _fits(self, entry: Entry) -> bool:
+    def _fits(self, forming: _Forming, entry: Entry) -> bool:
         """Whether all its tokens get pages, and those who run keep room for what they claim within its
         horizon.
         """
@@ -372,8 +375,16 @@ class Scheduler:
         if self._running and room >= 0:
             steps = pressure.horizon(entry)
             room -= pressure.claim(pages, entry, steps)
-            room -= sum(pressure.claim(pages, other, steps) for other in self._running.values())
+            room -= self._claimed(forming, steps)
         return room >= 0 and room >= pages.idle(entry.chain)
+
+    def _claimed(self, forming: _Forming, steps: int) -> int:
+        """Summed once a step, so that many admissions in one do not each ask everybody who runs."""
+        claimed = forming.claims.get(steps)
+        if claimed is None:
+            claimed = sum(pressure.claim(self.pages, other, steps) for other in self._running.values())
+            forming.claims[steps] = claimed
+        return claimed
 
     def _admit_one(self, forming: _Forming, entry: Entry) -> None:
         seq = entry.seq
@@ -394,6 +405,8 @@ class Scheduler:
         if seq.admitted_at is None:
             seq.admitted_at = forming.now
         seq.status = Status.RUNNING
+        for steps in forming.claims:
+            forming.claims[steps] += pressure.claim(self.pages, entry, steps)
         self._running[seq.number] = entry
         forming.admitted.append(seq)
         if seq.remaining > 1:

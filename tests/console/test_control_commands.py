@@ -141,6 +141,18 @@ def test_status_of_a_busy_engine_that_nobody_watched_waits_for_the_border(runnin
     assert "running" in run("sequences").output
 
 
+def test_sequences_waits_for_a_border_that_lists_all_of_them(running: Running) -> None:
+    running.engine.step_seconds = 0.15
+    for _ in range(90):  # more than are listed when nobody wants any
+        running.engine.submit(1_000_000)
+    until(lambda: running.engine.counters.steps > 2)
+    run("status")
+    listed = json.loads(run("sequences", "--json").output)
+    assert listed["total"] == len(listed["sequences"]) == 90
+    lines = run("sequences", "--limit", "70").output.splitlines()
+    assert len(lines) == 72 and lines[-1] == "20 more"
+
+
 _HEAVY = ("torch", "textual", "asyncio", "aiohttp", "numpy", "tomlkit", "rich", "transformers")
 
 

@@ -86,6 +86,7 @@ class SimulatedEngine:
         self._numbers = 0
         self._steps = 0
         self._asked = False
+        self._rows = 64  # of its table, at least
         self._stop = False
         self._draining = False
         self._published = self._publish()
@@ -104,8 +105,9 @@ class SimulatedEngine:
     def published(self) -> Published:
         return self._published
 
-    def request_publish(self) -> None:
+    def request_publish(self, rows: int = 0) -> None:
         with self._wake:
+            self._rows = max(rows, self._rows)
             self._asked = True
             self._wake.notify()
 
@@ -303,7 +305,7 @@ class SimulatedEngine:
             effective_batch=self.counters.effective_batch,
             pages=Pages(PAGES, len(running), 0, PAGES - len(running)),
             draining=self._draining,
-            sequences=tuple(_view(work, reason, now) for work in running + waiting),
+            sequences=tuple(_view(work, reason, now) for work in (running + waiting)[: self._rows]),
             speculation=Speculation(depth=NA("simulated")),
         )
 

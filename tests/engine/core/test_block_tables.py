@@ -15,7 +15,9 @@ def a_sequence(number: int) -> Sequence:
 
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["grow", "release", "gather"]), st.integers(0, 5), st.integers(1, 40)),
+    st.tuples(
+        st.sampled_from(["grow", "release", "gather", "gather"]), st.integers(0, 5), st.integers(1, 40)
+    ),
     max_size=60,
 )
 
@@ -36,11 +38,33 @@ def test_gather_gives_each_sequence_its_pages_and_the_null_page_beyond(
             seq.pages.clear()
             tables.release(number)
         else:
-            chosen = [each for each in sequences.values() if each.pages]
+            chosen = [each for each in sequences.values() if each.pages and each.number != 5 - count % 9]
             if chosen:
                 got = tables.gather(chosen).tolist()
                 longest = max(len(each.pages) for each in chosen)
                 assert got == [each.pages + [NULL] * (longest - len(each.pages)) for each in chosen]
+
+
+def test_the_same_sequences_again_copy_only_what_came_since() -> None:
+    tables = BlockTables(NULL)
+    sequences = [a_sequence(number) for number in range(3)]
+    for seq in sequences:
+        seq.pages = list(range(100 * seq.number, 100 * seq.number + 20 * (1 + seq.number)))
+    first = tables.gather(sequences)
+    sequences[0].pages.append(7)
+    again = tables.gather(sequences)
+    assert again is first
+    assert again.tolist() == [seq.pages + [NULL] * (60 - len(seq.pages)) for seq in sequences]
+
+
+def test_a_sequence_that_comes_back_with_other_pages_shows_none_of_the_old() -> None:
+    tables = BlockTables(NULL)
+    one, long = a_sequence(1), a_sequence(2)
+    one.pages, long.pages = [1, 2, 3], [4, 5, 6, 7]
+    tables.gather([one, long])
+    one.pages = [8]
+    tables.release(1)
+    assert tables.gather([one, long]).tolist() == [[8, NULL, NULL, NULL], [4, 5, 6, 7]]
 
 
 def test_rows_of_the_gone_are_used_again() -> None:

@@ -105,7 +105,7 @@ def test_a_lookup_counts_once_however_often_it_is_tried() -> None:
     blocked = engine.add([*stem, *range(100, 220)], 5)
     for _ in range(20):
         engine.step()
-        assert engine.scheduler.waiting == [blocked] and blocked.wait_reason is WaitReason.NO_PAGES
+        assert engine.scheduler.waiting() == [blocked] and blocked.wait_reason is WaitReason.NO_PAGES
     assert (engine.queries, engine.hits) == (21, 0)
     engine.run()
     assert (engine.queries, engine.hits) == (21 + 140, 20)
@@ -123,7 +123,7 @@ def test_gauges_are_zero_after_all_are_aborted() -> None:
         engine.cancel(seq)
     scheduler = engine.scheduler
     assert (scheduler.running_count, scheduler.waiting_count) == (0, 0)
-    assert scheduler.running == scheduler.waiting == [] and scheduler.waiting_by_reason() == {}
+    assert scheduler.running == scheduler.waiting() == [] and scheduler.waiting_by_reason() == {}
     assert engine.pages.used == 0
     assert engine.step() is None
 

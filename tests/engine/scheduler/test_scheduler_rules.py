@@ -94,7 +94,7 @@ def test_what_prompts_leave_of_their_share_goes_to_decode_rows() -> None:
     blocked = engine.add(600, 1)
     step = engine.step()
     assert step is not None and step.decode_rows == 32
-    assert blocked in engine.scheduler.waiting and blocked.wait_reason is WaitReason.NO_PAGES
+    assert blocked in engine.scheduler.waiting() and blocked.wait_reason is WaitReason.NO_PAGES
 
 
 # -- order -----------------------------------------------------------------------------------------------
@@ -136,9 +136,9 @@ def test_turning_the_order_keeps_everyone_in_line() -> None:
     engine.step()
     engine.configure(order="priority")
     engine.step()
-    assert [seq.number for seq in engine.scheduler.waiting] == [2, 1, 3]
+    assert [seq.number for seq in engine.scheduler.waiting()] == [2, 1, 3]
     engine.configure(order="fcfs")
-    assert [seq.number for seq in engine.scheduler.waiting] == [1, 2, 3]
+    assert [seq.number for seq in engine.scheduler.waiting()] == [1, 2, 3]
     assert admissions(engine) == [1, 2, 3]
 
 
@@ -175,7 +175,7 @@ def test_the_preempted_go_to_the_front_in_order_of_arrival() -> None:
         engine.add(5, 200)
     late = [engine.add(3, 2) for _ in range(3)]
     engine.run_until_preempted(2)
-    line = engine.scheduler.waiting
+    line = engine.scheduler.waiting()
     front = [seq for seq in line if seq.preemptions]
     assert line == [*front, *late]
     assert front == sorted(front, key=lambda seq: seq.number) and len(front) == 2
@@ -205,7 +205,7 @@ def test_paused_admits_nothing_and_running_work_goes_on() -> None:
     engine.configure(paused=True)
     engine.run()
     assert len(engine.finished) == 1
-    assert engine.scheduler.waiting == [waiting] and waiting.wait_reason is WaitReason.PAUSED
+    assert engine.scheduler.waiting() == [waiting] and waiting.wait_reason is WaitReason.PAUSED
     engine.configure(paused=False)
     engine.run()
     assert waiting.status is Status.FINISHED
@@ -255,7 +255,7 @@ def test_a_lowered_page_cap_lets_running_work_finish_and_binds_the_new() -> None
     new = [engine.add(3, 5) for _ in range(3)]
     step = engine.step()
     assert step is not None and not step.admitted
-    assert all(seq.wait_reason is WaitReason.NO_PAGES for seq in engine.scheduler.waiting)
+    assert all(seq.wait_reason is WaitReason.NO_PAGES for seq in engine.scheduler.waiting())
     while engine.live:
         step = engine.step()
         assert step is not None
@@ -357,7 +357,7 @@ def test_every_reason_to_wait() -> None:
     assert reasons() == {WaitReason.QUEUED: 5}
     engine.step()
     assert reasons() == {WaitReason.TOKEN_BUDGET: 2, WaitReason.RUNNING_CAP: 2}
-    assert [seq.wait_reason for seq in engine.scheduler.waiting] == [WaitReason.TOKEN_BUDGET] * 2 + [
+    assert [seq.wait_reason for seq in engine.scheduler.waiting()] == [WaitReason.TOKEN_BUDGET] * 2 + [
         WaitReason.RUNNING_CAP
     ] * 2
     newcomer = engine.add(1, 1)
@@ -500,6 +500,38 @@ def opcodes_of_a_step(waiting: int, flags: dict, blocked_by_pages: bool) -> int:
 def test_a_step_costs_the_same_with_ten_thousand_waiting(order: str, blocked_by_pages: bool) -> None:
     few = opcodes_of_a_step(100, {"order": order}, blocked_by_pages)
     assert opcodes_of_a_step(10_000, {"order": order}, blocked_by_pages) == few
+
+
+@pytest.mark.parametrize("running", [20, 40])
+def test_many_admissions_in_one_step_do_not_each_ask_everybody_who_runs(
+    running: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(PageManager(10_000, 4), SchedulerConfig(max_running=200, max_step_tokens=1000))
+
+    def add(number: int) -> None:
+        params = SamplingParams(max_tokens=100)
+        scheduler.add(sequence_of(number, Request(id=str(number), prompt=(number,) * 5, params=params)))
+
+    for number in range(running):
+        add(number)
+    step = scheduler.schedule(0.0)
+    assert step is not None and len(step.rows) == running
+    scheduler.commit(step, [(1,)] * running)
+    for number in range(30):
+        add(running + number)
+    asked = 0
+    real = pressure.claim
+
+    def claim(*arguments) -> int:
+        nonlocal asked
+        asked += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(pressure, "claim", claim)
+    step = scheduler.schedule(1.0)
+    assert step is not None and len(step.admitted) == 30
+    # Everybody who runs once, and each that is admitted for itself and into the sum.
+    assert asked == running + 2 * 30
 
 
 def test_the_same_calls_make_the_same_steps() -> None:

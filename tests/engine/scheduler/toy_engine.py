@@ -15,6 +15,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from arc.engine.scheduler import pressure
 from arc.engine.scheduler.pages import PageManager
 from arc.engine.scheduler.scheduler import Scheduler
 from arc.engine.scheduler.types import CannotFit, Row, SchedulerConfig, Step
@@ -129,6 +130,17 @@ class ToyModel:
                 return tokens
 
 
+class CheckedScheduler(Scheduler):
+    """Holds the sums that it keeps over a step against what everybody who runs claims now."""
+
+    def _claimed(self, forming: Any, steps: int) -> int:
+        claimed = super()._claimed(forming, steps)
+        assert claimed == sum(pressure.claim(self.pages, other, steps) for other in self._running.values()), (
+            "the running claim other pages than were summed"
+        )
+        return claimed
+
+
 class ToyEngine:
     """The engine core's part, as small as it can be: run steps, end sequences, check invariants after every
     step.
@@ -137,7 +149,7 @@ class ToyEngine:
     def __init__(self, pages: int = 64, page_size: int = 4, **flags: Any) -> None:
         self.pages = PageManager(pages, page_size)
         self.config = SchedulerConfig(**flags)
-        self.scheduler = Scheduler(self.pages, self.config)
+        self.scheduler = CheckedScheduler(self.pages, self.config)
         self.model = ToyModel(self.pages)
         self.sequences: list[Sequence] = []
         self.live: dict[int, Sequence] = {}
@@ -259,7 +271,7 @@ class ToyEngine:
     def check(self) -> None:
         self.pages.check()
         scheduler = self.scheduler
-        running, waiting = scheduler.running, scheduler.waiting
+        running, waiting = scheduler.running, scheduler.waiting()
         assert {seq.number for seq in running} | {seq.number for seq in waiting} == set(self.live)
         assert len(running) == scheduler.running_count
         assert len(waiting) == scheduler.waiting_count

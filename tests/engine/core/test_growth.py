@@ -1,0 +1,160 @@
+"""What a border and a step cost the engine thread does not depend on how many requests wait: counted, never timed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arc.engine.control import protocol as p
+from arc.engine.control.commands import Actor, Cancel
+from arc.engine.core.assembly import Assembly, assemble
+from arc.engine.core.inbox import Cancellation
+from arc.engine.scheduler import queue
+from arc.engine.sequence import FinishReason
+
+from .living import request, settings_for
+
+ACTOR = Actor(uid=0, gid=0, pid=1)
+RUNNING = 4
+
+
+class Walked(OrderedDict[Any, Any]):
+    """A dict whose every step of an iteration is Python instructions, which those that C makes are not."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+
+    def values(self) -> Any:
+        return (self[key] for key in self)
+
+    def items(self) -> Any:
+        return ((key, self[key]) for key in self)
+
+
+def instructions(run: Callable[[], object]) -> int:
+    """Of Python, in `run` and all that it calls on this thread."""
+    count = 0
+
+    def tracer(frame: Any, event: str, argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return tracer
+
+    before = sys.gettrace()
+    gc.collect()
+    gc.disable()  # what it finalizes would be counted here, whoever left it
+    sys.settrace(tracer)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return count
+
+
+def turn(assembly: Assembly) -> None:
+    assembly.engine.border()
+    assert assembly.engine.step()
+
+
+def waiting_engine(model: Path, folder: Path, waiting: int, **flags: object) -> Assembly:
+    """RUNNING sequences that decode and so many that wait; no thread: the test makes the steps."""
+    chosen = {"sched.max_running": RUNNING} | flags
+    assembly = assemble(
+        settings_for(model, folder, **{name.replace(".", "__"): value for name, value in chosen.items()})
+    )
+    assembly.handle.attach(asyncio.get_running_loop())
+    engine = assembly.engine
+    engine.sequences = Walked()
+    engine.scheduler._entries = Walked()
+    for number in range(RUNNING + waiting):
+        engine.inbox.submit(request(f"r{number}", [5, 6, 7], max_tokens=400, priority=number % 7))
+    while engine.counters.effective_batch != RUNNING or engine.counters.waiting != waiting:
+        turn(assembly)
+    for _ in range(9):  # a page is 8 tokens: all that is made once has been made
+        turn(assembly)
+    return assembly
+
+
+def nothing(assembly: Assembly) -> None:
+    del assembly
+
+
+def arrival(assembly: Assembly) -> None:
+    assembly.engine.inbox.submit(request("late", [5, 6, 7], priority=3))
+
+
+def cancellation(assembly: Assembly) -> None:
+    assembly.engine.inbox.cancel(Cancellation(f"r{RUNNING + 50}", FinishReason.DISCONNECTED))
+
+
+def picture(assembly: Assembly) -> None:
+    """What an attached console asks for, again and again."""
+    assembly.port.request_publish()
+
+
+def table(assembly: Assembly) -> None:
+    assembly.port.request_publish(50)
+
+
+@pytest.mark.parametrize("happens", [nothing, arrival, cancellation, picture, table])
+@pytest.mark.parametrize("order", ["fcfs", "prefix", "priority"])
+async def test_a_border_and_its_step_cost_the_same_however_many_wait(
+    order: str,
+    happens: Callable[[Assembly], None],
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue, "OrderedDict", Walked)
+    counted = []
+    for waiting in (700, 3000):
+        assembly = waiting_engine(tiny, tmp_path, waiting, **{"sched.order": order})
+        happens(assembly)
+        counted.append(instructions(lambda it=assembly: turn(it)))
+        assert abs(assembly.engine.counters.waiting - waiting) <= 1
+    assert counted[0] == counted[1]
+
+
+async def test_the_largest_table_has_a_bound_and_says_how_many_there_are(tiny: Path, tmp_path: Path) -> None:
+    assembly = waiting_engine(tiny, tmp_path, 1500)
+    engine, port = assembly.engine, assembly.port
+    port.request_publish(p.MOST_SEQUENCES)
+    engine.border()
+    state = port.published()
+    assert state.running == RUNNING and state.waiting == 1500 and state.total == 1504
+    assert [each.id for each in state.sequences] == [f"r{number}" for number in range(p.MOST_SEQUENCES)]
+    assert state.lists(p.MOST_SEQUENCES) and not state.lists(p.MOST_SEQUENCES + 1)
+    assert all(each.wait_reason == "running cap" for each in state.sequences[RUNNING:])
+    port.request_publish()  # another console, which shows no table: whoever does show one still finds it
+    engine.border()
+    assert len(port.published().sequences) == p.MOST_SEQUENCES
+
+
+async def test_a_table_that_nobody_wants_says_what_runs(tiny: Path, tmp_path: Path) -> None:
+    """Should the engine hang from now on, its dump has the sequences that it hangs with."""
+    assembly = waiting_engine(tiny, tmp_path, 500)
+    assembly.port.request_publish()
+    assembly.engine.border()
+    listed = assembly.port.published().sequences
+    assert [each.id for each in listed[:RUNNING]] == [f"r{number}" for number in range(RUNNING)]
+    assert len(listed) < 100
+
+
+async def test_cancelling_all_costs_each_sequence_the_same(tiny: Path, tmp_path: Path) -> None:
+    costs = []
+    for waiting in (400, 800):
+        assembly = waiting_engine(tiny, tmp_path, waiting)
+        answer = assembly.port.call(Cancel(actor=ACTOR, ids=None))
+        costs.append(instructions(assembly.engine.border))
+        done = answer.result(0)
+        assert (len(done.ended), done.unknown, done.left) == (waiting + RUNNING, (), 0)
+    # Twice the sequences: at most twice the work, and what does not depend on them is in both.
+    assert costs[1] <= 2 * costs[0]
