@@ -418,3 +418,7 @@ class Sample(Protocol):
         order of the ids where there is no filter. Of equal logits the lower id is the likelier.
         """
         ...
+
+    def not_finite(self, logits: Tensor) -> list[int]:
+        """The rows of logits [S, V] fp32 that hold NaN or an infinity, ascending: what a model must not give."""
+        ...

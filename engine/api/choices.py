@@ -12,7 +12,8 @@ from .errors import ended_early
 
 @dataclass(slots=True)
 class Tokens:
-    """Tokens of a choice that were not sent yet, as parallel lists; log-probabilities where asked for."""
+    """Tokens of a choice that were not sent yet, as parallel lists; log-probabilities where asked for. Kept where
+    `Choice.keep_tokens` says so."""
 
     ids: list[int] = field(default_factory=list)
     offsets: list[int] = field(
@@ -32,6 +33,7 @@ class Choice:
     prompt_index: int
     detokenizer: Detokenizer | None  # None: a model without a tokenizer, whose output is token ids only
     keep_stop: bool  # include_stop_str_in_output
+    keep_tokens: bool  # the answer names them: token ids or log-probabilities were asked for
     texts: list[str] = field(default_factory=list)  # pending
     tokens: Tokens = field(default_factory=Tokens)  # pending
     characters: int = 0  # of all text so far
@@ -59,13 +61,18 @@ class Choice:
         if self.detokenizer is not None:
             piece = self.detokenizer.push(spoken)
             offsets = piece.offsets
-            self._say(piece.text)
+            if piece.text:
+                self._say(piece.text)
             if piece.stopped is not None:
                 used = piece.tokens_used
                 self._stop(piece.stopped)
         if finish is not None and not self.done:
             self._finish(finish)
         self.completion_tokens += used
+        if self.keep_tokens:
+            self._keep(output, used, offsets)
+
+    def _keep(self, output: Output, used: int, offsets: Sequence[int]) -> None:
         self.tokens.ids.extend(output.token_ids[:used])
         self.tokens.offsets.extend(offsets)
         # Without text: the token that stopped it, and all of a model without a tokenizer.

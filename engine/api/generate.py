@@ -7,7 +7,8 @@ DISCONNECTED when the client went away (aiohttp cancels the handler's task then)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -18,24 +19,33 @@ from .errors import ApiError, bad_request, internal_error, refused_at_the_door
 from .formats import Format
 from .streams import EventStream
 
-Deliver = Callable[[Choice], Awaitable[None]]
+Deliver = Callable[[Choice], None]
 
 
 class Sequences:
-    """The sequences behind one response: submitted together, followed to their ends, released whatever happens."""
+    """The sequences behind one response: submitted together, followed to their ends, released whatever happens.
+
+    `over` is done when all have ended, with None, or when the first one has failed, with its error.
+    """
 
     def __init__(self, handle: EngineHandle, choices: Sequence[Choice]) -> None:
         self._handle = handle
         self._choices = choices
-        self._outputs: list[AsyncIterator[Output]] = []
+        self._submitted = 0
+        self._running = len(choices)
+        self.over: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
-    def submit(self) -> None:
-        """Submit all, or raise ApiError; `release` takes back those that were in before the one that was refused."""
+    def submit(self, deliver: Deliver | None = None) -> None:
+        """Submit all, or raise ApiError; `release` takes back those that were in before the one that was refused.
+
+        `deliver` is called after each output, in the turn of the loop that brought it.
+        """
         count = len(self._choices)
         try:
             self._handle.check_room(count)  # so that a refused request has never taken another's place
             for choice in self._choices:
-                self._outputs.append(self._handle.submit(choice.request))
+                self._handle.submit(choice.request, partial(self._receive, choice, deliver))
+                self._submitted += 1
         except TooManyWaiting as error:
             if count > error.cap:  # waiting would not help
                 message = f"{count} sequences in one request; sched.max_waiting allows {error.cap}"
@@ -44,39 +54,33 @@ class Sequences:
         except Draining as error:
             raise refused_at_the_door(error) from None
 
-    async def follow(self, deliver: Deliver | None = None) -> None:
-        """Run all choices to their ends; `deliver` is called after each output. The first failure ends them all."""
-        if len(self._choices) == 1:
-            await self._follow_one(self._choices[0], self._outputs[0], deliver)
+    async def end(self) -> None:
+        """When all have ended. Raises what the first failure was."""
+        if (failure := await self.over) is not None:
+            raise failure
+
+    def _receive(self, choice: Choice, deliver: Deliver | None, output: Output) -> None:
+        if choice.done or self.over.done():
             return
         try:
-            async with asyncio.TaskGroup() as group:
-                for choice, outputs in zip(self._choices, self._outputs, strict=True):
-                    group.create_task(self._follow_one(choice, outputs, deliver))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-
-    async def _follow_one(
-        self, choice: Choice, outputs: AsyncIterator[Output], deliver: Deliver | None
-    ) -> None:
-        async for output in outputs:
             choice.absorb(output)
-            if choice.done and not choice.ended:  # a stop string, which the engine does not see
-                self._handle.cancel(choice.request.id, FinishReason.STOP)
-                choice.ended = True
-            if deliver is not None:
-                await deliver(choice)
             if choice.done:
-                return
-        raise ApiError(
-            500, "the engine's outputs ended without a finish", kind="server_error", code="engine_fault"
-        )
+                self._running -= 1
+                if not choice.ended:  # a stop string, which the engine does not see
+                    self._handle.cancel(choice.request.id, FinishReason.STOP)
+                    choice.ended = True
+            if deliver is not None:
+                deliver(choice)
+        except Exception as error:
+            self.over.set_result(error)
+            return
+        if not self._running:
+            self.over.set_result(None)
 
     def release(self, reason: FinishReason) -> None:
-        """Cancel every submitted sequence that has not ended."""
-        for choice, _ in zip(
-            self._choices, self._outputs, strict=False
-        ):  # the first len(outputs) were submitted
+        """Cancel every submitted sequence that has not ended. Nothing is delivered any more."""
+        self.over.cancel()
+        for choice in self._choices[: self._submitted]:
             if not choice.ended:
                 self._handle.cancel(choice.request.id, reason)
                 choice.ended = True
@@ -89,10 +93,10 @@ async def respond(
     sequences = Sequences(handle, choices)
     reason = FinishReason.CANCELLED
     try:
-        sequences.submit()
         if stream:
             return await _stream(request, choices, sequences, form)
-        await sequences.follow()
+        sequences.submit()
+        await sequences.end()
         return web.Response(body=form.answer(choices, usage_of(choices)), content_type="application/json")
     except (asyncio.CancelledError, ConnectionError):
         reason = FinishReason.DISCONNECTED
@@ -108,7 +112,7 @@ async def _stream(
     running = len(choices)
     last = b""  # the last choice's last chunk goes out in one write with the events that end the stream
 
-    async def deliver(choice: Choice) -> None:
+    def deliver(choice: Choice) -> None:
         nonlocal running, last
         if choice.done:
             running -= 1
@@ -118,10 +122,14 @@ async def _stream(
         if running == 0:
             last = chunk
         else:
-            await events.send(chunk)
+            events.send(chunk)
 
+    sequences.submit(deliver)
     try:
-        await sequences.follow(deliver)
+        await asyncio.wait((events.begun, sequences.over), return_when=asyncio.FIRST_COMPLETED)
+        if events.begun.done():
+            await events.begin()
+        await sequences.end()
     except ConnectionError:
         raise
     except Exception as error:

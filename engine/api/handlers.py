@@ -237,6 +237,7 @@ class Handlers:
                         prompt_index=prompt_index,
                         detokenizer=self._detokenizer(body, params.stop),
                         keep_stop=bool(body.include_stop_str_in_output),
+                        keep_tokens=bool(body.return_token_ids) or params.logprobs is not None,
                     )
                 )
         return choices

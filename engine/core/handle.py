@@ -15,14 +15,15 @@ from ..config import Settings
 from ..sequence import FinishReason, Output, Request
 from ..telemetry.records import Counters
 from .inbox import Cancellation, Inbox
-from .interface import Closed, Draining, EngineInfo, Health, TooManyWaiting
+from .interface import Closed, Draining, EngineInfo, Health, Receive, TooManyWaiting
 
 _LONGEST_WAIT = 60  # seconds that Retry-After may say
 _UNKNOWN_WAIT = 5  # seconds: what it says when nothing has finished lately
 
 
 class OutputStream(AsyncIterator[Output]):
-    """One request's outputs. A reader that lags gets what it missed as one Output: never a backlog of steps."""
+    """One request's outputs for a reader that awaits them: `push` receives them. A reader that lags gets what it missed
+    as one Output: never a backlog of steps."""
 
     __slots__ = ("_ended", "_pending", "_wake")
 
@@ -75,7 +76,7 @@ class LocalHandle:
         self.counters = counters
         self._inbox = inbox
         self._settings = settings
-        self._streams: dict[str, OutputStream] = {}
+        self._receivers: dict[str, Receive] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_ended: Callable[[], None] = lambda: None
         self._finishes: deque[float] = deque(maxlen=64)
@@ -101,19 +102,18 @@ class LocalHandle:
         if waiting + count > cap:
             raise TooManyWaiting(waiting, cap, self._retry_after())
 
-    def submit(self, request: Request) -> AsyncIterator[Output]:
+    def submit(self, request: Request, receive: Receive) -> None:
         self.check_room(1)
-        if request.id in self._streams:
+        if request.id in self._receivers:
             raise ValueError(f"request id {request.id!r} is in use")
         try:
             self._inbox.submit(request)
         except Closed as closed:
             raise Draining(str(closed)) from None
-        stream = self._streams[request.id] = OutputStream()
-        return stream
+        self._receivers[request.id] = receive
 
     def cancel(self, request_id: str, reason: FinishReason) -> None:
-        if request_id in self._streams:
+        if request_id in self._receivers:
             self._inbox.cancel(Cancellation(request_id, reason))
 
     def health(self) -> Health:
@@ -133,7 +133,7 @@ class LocalHandle:
 
     @property
     def open_streams(self) -> int:
-        return len(self._streams)
+        return len(self._receivers)
 
     def drain(self) -> None:
         """Take no new requests from now on; those in the engine go on."""
@@ -153,15 +153,15 @@ class LocalHandle:
             self._loop.call_soon_threadsafe(self._on_ended)
 
     def _dispatch(self, outputs: list[Output]) -> None:
-        streams = self._streams
+        receivers = self._receivers
         for output in outputs:
             if output.finish is None:
-                stream = streams.get(output.request_id)
+                receive = receivers.get(output.request_id)
             else:
-                stream = streams.pop(output.request_id, None)
+                receive = receivers.pop(output.request_id, None)
                 self._finishes.append(time.monotonic())
-            if stream is not None:
-                stream.push(output)
+            if receive is not None:
+                receive(output)
 
     def _retry_after(self) -> int:
         """Seconds until a place in the queue is likely free: the mean time between finishes, 1 to 60."""

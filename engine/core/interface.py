@@ -5,7 +5,7 @@ Everything here is a value or a call that could cross a process border: no sched
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -68,6 +68,9 @@ class Closed(Exception):
     """The engine thread has ended and carries nothing out any more; the message says why."""
 
 
+Receive = Callable[[Output], None]
+
+
 class EngineHandle(Protocol):
     """All calls are made on the API's event loop; none of them blocks."""
 
@@ -81,10 +84,11 @@ class EngineHandle(Protocol):
         """
         ...
 
-    def submit(self, request: Request) -> AsyncIterator[Output]:
-        """Queue a request. The iterator yields each step's Output; the last one carries `finish`.
+    def submit(self, request: Request, receive: Receive) -> None:
+        """Queue a request. `receive` is called on the loop with each step's Output; the last one carries `finish`.
 
-        Closing or abandoning the iterator does not cancel: call `cancel`.
+        All requests of a step are told one after the other, in one turn of the loop: so `receive` is quick, and what
+        goes wrong in it is its own affair, for it must not raise.
         Raises TooManyWaiting or Draining at once, with nothing queued.
         """
         ...

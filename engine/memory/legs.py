@@ -20,6 +20,7 @@ from ..config import ConfigError, load
 from ..control.span_messages import Build
 from ..core.assembly import Assembly, assemble
 from ..core.capacity import CapacityError
+from ..core.handle import OutputStream
 from ..folder import CheckpointError
 from ..sequence import Request, SamplingParams
 
@@ -131,7 +132,9 @@ async def run(spec: Spec, assembly: Assembly) -> Leg:
 
     async def read(request: Request) -> None:
         nonlocal done
-        async for output in assembly.handle.submit(request):
+        stream = OutputStream()
+        assembly.handle.submit(request, stream.push)
+        async for output in stream:
             done += len(output.token_ids)
             if output.finish is not None and output.finish.reason != "length":
                 raise RuntimeError(f"request {request.id} ended by {output.finish}")

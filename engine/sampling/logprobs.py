@@ -46,22 +46,14 @@ def _records(raw: Tensor, best: Sequence[int], chosen: Sequence[int]) -> list[To
 _HIGHEST = 1e30
 
 
-def nonfinite(logits: Tensor) -> dict[int, str]:
-    """Rows of logits [S, V] that hold NaN or an infinity, and what they hold.
-
-    A sum is finite unless a term is not (or it overflows), so one reduction clears a sound batch.
-    """
-    suspect = (~logits.sum(dim=-1).isfinite()).nonzero()[:, 0].tolist()
-    found: dict[int, str] = {}
-    for row in suspect:
-        bad = (~logits[row].isfinite()).nonzero()[:, 0]
-        if len(bad):
-            nan = int(logits[row].isnan().sum())
-            found[row] = (
-                f"the model's logits are not finite: {nan} NaN and {len(bad) - nan} infinite of {logits.shape[1]}, "
-                f"the first at token {int(bad[0])}"
-            )
-    return found
+def what_is_not_finite(row: Tensor) -> str:
+    """Of a row's logits [V], which hold NaN or an infinity."""
+    bad = (~row.isfinite()).nonzero()[:, 0]
+    nan = int(row.isnan().sum())
+    return (
+        f"the model's logits are not finite: {nan} NaN and {len(bad) - nan} infinite of {len(row)}, "
+        f"the first at token {int(bad[0])}"
+    )
 
 
 def overflown(logits: Tensor, rows: list[int]) -> dict[int, str]:

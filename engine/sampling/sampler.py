@@ -25,7 +25,7 @@ from ...kernels.operations import GREEDY_BELOW, Plan, Sample
 from ...kernels.reference.sample import TorchSample
 from ..sequence import SamplingParams, Sequence, TokenLogprob
 from .edits import Bias, PenaltyCounts, bar, penalise
-from .logprobs import nonfinite, overflown, raw_logprobs
+from .logprobs import overflown, raw_logprobs, what_is_not_finite
 from .uniform import stream_key, uniforms
 
 FAULTED = -1  # the token id of a row without a token
@@ -60,8 +60,8 @@ class _Plan:
     numbers: list[int]
     states: list[_State]
     drawing: Plan  # of the operation that draws
-    random: bool  # some row draws
     keys: NDArray[np.uint64]
+    unused: Tensor | None  # the uniform numbers where no row draws
     bias: Bias | None
     penalised: list[int]
     minimum: list[int]  # rows with min_tokens
@@ -131,7 +131,7 @@ class Sampler:
 
     def find_faults(self, logits: Tensor) -> dict[int, str]:
         """Rows that are not finite, and why. On a card the host waits here until the forward pass is done."""
-        return nonfinite(logits)
+        return {row: what_is_not_finite(logits[row]) for row in self._draw.not_finite(logits)}
 
     def fetch(self, tokens: Tensor) -> list[int]:
         """The tokens on the host. On a card the host waits here until they are drawn."""
@@ -165,8 +165,8 @@ class Sampler:
             penalise(logits, plan.penalised, penalties)
 
     def _uniforms(self, plan: _Plan, rows: Rows[Sequence], drafts: Rows[tuple[int, ...]] | None) -> Tensor:
-        if not plan.random:
-            return torch.zeros(len(rows), dtype=torch.float64)  # no row looks at them
+        if plan.unused is not None:
+            return plan.unused
         positions = np.array([len(seq.tokens) - seq.prompt_len for seq in rows], dtype=np.uint64)
         if drafts is not None:
             positions += np.array([len(each) for each in drafts], dtype=np.uint64)
@@ -195,7 +195,9 @@ class Sampler:
             numbers=numbers,
             states=states,
             drawing=drawing,
-            random=any(p.temperature >= GREEDY_BELOW for p in params),
+            unused=None
+            if any(p.temperature >= GREEDY_BELOW for p in params)
+            else torch.zeros(len(params), dtype=torch.float64),
             keys=np.array([state.key for state in states], dtype=np.uint64),
             bias=Bias(biased, [params[r].logit_bias for r in biased], self._vocab_size, self._device)
             if biased

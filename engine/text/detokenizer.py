@@ -10,9 +10,9 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
@@ -20,8 +20,7 @@ _UNDECODED = "\ufffd"
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What a push brought. Joined, the texts are the output, up to the stop string (with include_stop: and with it)."""
 
     text: str
@@ -45,13 +44,17 @@ class Detokenizer:
     ) -> None:
         """Raises ValueError for an empty stop string."""
         self._text = _text_of(tokenizer, skip_special)
-        self._stops = _StopMatcher(stop)
+        self._stops = _StopMatcher(stop) if stop else None
         self._include_stop = include_stop
         self._decoded = 0  # characters, those held back included
         self._stopped: str | None = None
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         """The text that is certain now: no character that may still change, no beginning of a stop string."""
+        if len(token_ids) == 1 and self._stopped is None:  # a decode step's, of nearly every push
+            offset = self._decoded
+            text = self._take(self._text.push(token_ids[0]))
+            return Piece(text, self._stopped, 1, (offset,))
         out: list[str] = []
         offsets: list[int] = []
         for token in token_ids:
@@ -66,12 +69,14 @@ class Detokenizer:
         text = ""
         if self._stopped is None:
             text = self._take(self._text.flush())
-            if self._stopped is None:
+            if self._stopped is None and self._stops is not None:
                 text += self._stops.release()
         return Piece(text, self._stopped, 0, ())
 
     def _take(self, text: str) -> str:
         self._decoded += len(text)
+        if self._stops is None:
+            return text
         sure, self._stopped = self._stops.push(text)
         return sure + self._stopped if self._stopped is not None and self._include_stop else sure
 
@@ -94,8 +99,6 @@ class _StopMatcher:
 
     def push(self, text: str) -> tuple[str, str | None]:
         """The text that is certain to be before any stop string, and the stop string when one is complete."""
-        if not self._stops:
-            return text, None
         buffer = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
             for which, stop in enumerate(self._stops):
@@ -140,13 +143,22 @@ class _Text(Protocol):
 def _text_of(tokenizer: Tokenizer, skip_special: bool) -> _Text:
     facts = _facts(tokenizer)
     skipped = facts.special if skip_special else frozenset[int]()
-    return _ByteLevelText(tokenizer, skipped) if facts.byte_level else _WindowText(tokenizer, skipped)
+    if facts.byte_level:
+        return _ByteLevelText(tokenizer, skipped, facts.byte_pieces)
+    return _WindowText(tokenizer, skipped)
+
+
+class _BytePiece(NamedTuple):
+    raw: bytes
+    text: str | None  # None: it holds part of a character, or of none
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
     special: frozenset[int]
     byte_level: bool
+    # what tokens stand for, once they have come: the same few thousand come back all the time
+    byte_pieces: dict[int, _BytePiece] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=8)
@@ -175,22 +187,42 @@ class _ByteLevelText:
     No window of tokens would do: tokens may all end inside characters, and then no border between them is clean.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], pieces: dict[int, _BytePiece]) -> None:
+        """`pieces`: of this tokenizer; it fills."""
         self._tokenizer = tokenizer
         self._skipped = skipped
+        self._pieces = pieces
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._unfinished = False  # bytes of a character are in `_utf8`
 
     def push(self, token: int) -> str:
-        name = None if token in self._skipped else self._tokenizer.id_to_token(token)
-        if name is None:
+        if token in self._skipped:
             return ""
+        piece = self._pieces.get(token) or self._find(token)
+        if piece.text is not None and not self._unfinished:
+            return piece.text
+        text = self._utf8.decode(piece.raw)
+        self._unfinished = self._utf8.getstate()[0] != b""
+        return text
+
+    def _find(self, token: int) -> _BytePiece:
+        name = self._tokenizer.id_to_token(token)
+        if name is None:
+            raw = b""
+        else:
+            try:
+                raw = bytes([_BYTE_OF_CHARACTER[character] for character in name])
+            except KeyError:  # an added token is plain text, in characters that the alphabet does not have
+                raw = name.encode()
         try:
-            raw = bytes([_BYTE_OF_CHARACTER[character] for character in name])
-        except KeyError:  # an added token is plain text, in characters that the alphabet does not have
-            raw = name.encode()
-        return self._utf8.decode(raw)
+            text = raw.decode()
+        except UnicodeDecodeError:
+            text = None
+        piece = self._pieces[token] = _BytePiece(raw, text)
+        return piece
 
     def flush(self) -> str:
+        self._unfinished = False
         return self._utf8.decode(b"", final=True)
 
 

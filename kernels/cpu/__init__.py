@@ -14,6 +14,7 @@ from . import binding, operations
 from .binding import INT4, INT8, TYPES, Team
 from .decoder import NativeDecoder
 from .matrix import stored
+from .sample import NativeSample
 
 
 class NativeBackend:
@@ -82,6 +83,7 @@ _OPERATIONS: dict[str, Callable[[Team, int], Any]] = {
     "mla_prefill": operations.NativeMlaPrefill,
     "moe_gate": operations.NativeMoeGate,
     "moe_experts": operations.NativeMoeExperts,
+    "sample": NativeSample,
     "decoder": NativeDecoder,
 }
 

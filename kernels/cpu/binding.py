@@ -14,7 +14,7 @@ from torch import Tensor
 
 # The order of enum Operation.
 RMS_NORM, ADD_RMS_NORM, ROPE, LATENT_WRITE, LINEAR, GATED_MLP, HEADS, EXPAND = range(8)
-DECODE, PREFILL, GATE, EXPERTS, PACK, STEP = range(8, 14)
+DECODE, PREFILL, GATE, EXPERTS, PACK, STEP, SAMPLE, NOT_FINITE = range(8, 16)
 
 # The order of enum SectionName: the names of the profiler's tree.
 SECTION_NAMES = (
@@ -190,6 +190,20 @@ class StepCall(Structure):
         ("caches", POINTER(c_void_p)), ("residual", c_void_p), ("out", c_void_p), ("workspace", c_void_p),
         ("tokens", c_int32), ("decode_tokens", c_int32),
         ("sections", POINTER(Stamp)), ("section_room", c_int32), ("section_count", c_int32),
+    )  # fmt: skip
+
+
+class SampleCall(Structure):
+    _fields_ = (
+        ("logits", c_void_p), ("temperature", c_void_p), ("min_p", c_void_p), ("top_p", c_void_p),
+        ("uniform", c_void_p), ("top_k", c_void_p), ("tokens", c_void_p), ("rows", c_int32), ("vocab", c_int32),
+    )  # fmt: skip
+
+
+class NotFiniteCall(Structure):
+    _fields_ = (
+        ("x", c_void_p), ("found", c_void_p), ("rows", c_int32), ("n", c_int32),
+        ("count", c_int32), ("unused", c_int32),
     )  # fmt: skip
 
 

@@ -241,3 +241,14 @@ class TorchSample:
 
     def __call__(self, logits: Tensor, plan: tuple[Group, ...], uniform: Tensor) -> Tensor:
         return draw(logits, plan, uniform)
+
+    def not_finite(self, logits: Tensor) -> list[int]:
+        return not_finite(logits)
+
+
+def not_finite(logits: Tensor) -> list[int]:
+    """A sum is finite unless a term is not (or it overflows), so one reduction clears a sound batch."""
+    suspect = (~logits.sum(dim=-1).isfinite()).nonzero()[:, 0]
+    if not len(suspect):
+        return []
+    return suspect[(~logits[suspect].isfinite()).any(dim=-1)].tolist()

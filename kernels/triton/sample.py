@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..operations import GREEDY_BELOW
+from ..reference.sample import not_finite
 from .launch import launch, power_of_two
 
 _GREEDY_BELOW: tl.constexpr = tl.constexpr(GREEDY_BELOW)
@@ -233,3 +234,6 @@ class TritonSample:
             warps=8,
         )
         return out
+
+    def not_finite(self, logits: Tensor) -> list[int]:
+        return not_finite(logits)

@@ -25,7 +25,7 @@ from click.testing import CliRunner, Result
 from ..engine.conftest import tiny
 from ..engine.control.conftest import Running, folders, running, start
 from ..engine.control.test_real_engine import controlled
-from ..engine.core.living import request, until
+from ..engine.core.living import request, submit, until
 from ..engine.profiler.simulated import BUILD, US, Bench, Work, on_a_device
 
 __all__ = ["folders", "running", "start", "tiny"]  # fixtures
@@ -346,7 +346,7 @@ async def working(assembly: Assembly) -> AsyncIterator[None]:
         turn = 0
         while not ended:
             turn += 1
-            stream = assembly.handle.submit(request(f"w{number}-{turn}", list(range(3, 30)), max_tokens=50))
+            stream = submit(assembly, request(f"w{number}-{turn}", list(range(3, 30)), max_tokens=50))
             async for _ in stream:
                 pass
 

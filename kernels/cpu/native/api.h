@@ -226,9 +226,27 @@ struct StepCall {
     int32_t section_room, section_count;
 };
 
+struct SampleCall {
+    const float *logits;      // [rows, vocab]
+    const float *temperature; // [rows], as all below; 0: greedy
+    const float *min_p;       // 0: none
+    const double *top_p;      // 1: none
+    const double *uniform;
+    const int32_t *top_k; // the vocabulary: none
+    int64_t *tokens;
+    int32_t rows, vocab;
+};
+
+struct NotFiniteCall {
+    const float *x; // [rows, n]
+    int32_t *found; // [rows]: 1 where a row holds NaN or an infinity
+    int32_t rows, n;
+    int32_t count, unused; // of the ones; written
+};
+
 enum Operation : int32_t {
     RMS_NORM, ADD_RMS_NORM, ROPE, LATENT_WRITE, LINEAR, GATED_MLP, ABSORB_OR_VALUE, EXPAND, DECODE, PREFILL, GATE, EXPERTS,
-    PACK, STEP, OPERATIONS
+    PACK, STEP, SAMPLE, NOT_FINITE, OPERATIONS
 };
 
 } // namespace arc

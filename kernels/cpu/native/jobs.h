@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "sample.h"
 #include "step.h"
 
 namespace arc::ARC_LEVEL {
@@ -272,6 +273,8 @@ template <typename T> inline void fill(Job (&jobs)[OPERATIONS]) {
     jobs[GATE] = in_shape<gate_job<T>>;
     jobs[EXPERTS] = in_shape<experts_job<T>>;
     jobs[STEP] = in_shape<step_job<T>>;
+    jobs[SAMPLE] = drawing::sample_job; // logits are fp32 in every model
+    jobs[NOT_FINITE] = drawing::not_finite_job;
 }
 
 template <typename T> inline int64_t workspace(int operation, const void *arguments) {

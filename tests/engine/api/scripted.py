@@ -8,10 +8,10 @@ look at what was submitted, cancelled and still lives.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 
-from arc.engine.core.interface import EngineInfo, Health
+from arc.engine.core.interface import EngineInfo, Health, Receive
 from arc.engine.sequence import Finish, FinishReason, Output, Request, TokenLogprob
 from arc.engine.telemetry.records import Counters
 
@@ -107,7 +107,7 @@ class ScriptedEngine:
         self.cancelled: dict[str, FinishReason] = {}
         self.steps_run = 0
         self.changed = asyncio.Event()  # set at each submit, cancel and finish
-        self._live: dict[str, tuple[asyncio.Queue[Output], Script]] = {}
+        self._live: dict[str, tuple[Receive, Script]] = {}
         self._steps: asyncio.Semaphore | None = None  # None: free running
         self._task: asyncio.Task[None] | None = None
 
@@ -148,24 +148,22 @@ class ScriptedEngine:
         if self.refuse is not None and self.refuse_from == 0:
             raise self.refuse
 
-    def submit(self, request: Request) -> AsyncIterator[Output]:
+    def submit(self, request: Request, receive: Receive) -> None:
         if self.refuse is not None:
             if self.refuse_from == 0:
                 raise self.refuse
             self.refuse_from -= 1
         self.requests.append(request)
-        queue: asyncio.Queue[Output] = asyncio.Queue()
-        self._live[request.id] = (queue, self.script(request))
+        self._live[request.id] = (receive, self.script(request))
         self.changed.set()
-        return _outputs(queue)
 
     def cancel(self, request_id: str, reason: FinishReason) -> None:
         found = self._live.pop(request_id, None)
         if found is None:
             return
         self.cancelled[request_id] = reason
-        found[0].put_nowait(Output(request_id=request_id, finish=Finish(reason=reason)))
         self.changed.set()
+        found[0](Output(request_id=request_id, finish=Finish(reason=reason)))
 
     def health(self) -> Health:
         return self.state
@@ -179,23 +177,17 @@ class ScriptedEngine:
             if not self._live:
                 self.changed.clear()
                 await self.changed.wait()
-            for request_id, (queue, script) in list(self._live.items()):
+            for request_id, (receive, script) in list(self._live.items()):
+                if request_id not in self._live:
+                    continue  # ended by what another one's output brought about
                 try:
                     result = next(script)
                 except Exception as error:  # a mistake of the test: it must see it, and not wait in vain
                     result = Output(
                         request_id=request_id, finish=Finish(reason=FinishReason.FAULT, detail=repr(error))
                     )
-                queue.put_nowait(result)
                 if result.finish is not None:
                     del self._live[request_id]
+                receive(result)
             self.steps_run += 1
             self.changed.set()
-
-
-async def _outputs(queue: asyncio.Queue[Output]) -> AsyncIterator[Output]:
-    while True:
-        result = await queue.get()
-        yield result
-        if result.finish is not None:
-            return

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arc.engine.core.interface import Receive
 from arc.engine.folder import CARRIED
 from arc.engine.sequence import FinishReason, Output, Request
 from tokenizers import Tokenizer
@@ -49,16 +50,15 @@ async def speculating(folder: Path, depth: int) -> AsyncIterator[tuple[Real, Bur
         bursts = Bursts()
         submit = real.assembly.handle.submit
 
-        def watched(request: Request) -> AsyncIterator[Output]:
+        def watched(request: Request, receive: Receive) -> None:
             mine: list[int] = []
             bursts.sizes.append(mine)
 
-            async def outputs(source: AsyncIterator[Output]) -> AsyncIterator[Output]:
-                async for output in source:
-                    mine.append(len(output.token_ids))
-                    yield output
+            def received(output: Output) -> None:
+                mine.append(len(output.token_ids))
+                receive(output)
 
-            return outputs(submit(request))
+            submit(request, received)
 
         real.assembly.handle.submit = watched  # type: ignore[method-assign]
         yield real, bursts

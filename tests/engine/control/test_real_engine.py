@@ -16,7 +16,7 @@ from arc.engine.control.server import ControlServer
 from arc.engine.core.assembly import Assembly
 from arc.engine.sequence import FinishReason
 
-from ..core.living import assert_all_pages_free, complete, engine, read, request, until
+from ..core.living import assert_all_pages_free, complete, engine, read, request, submit, until
 from .wire import Wire
 
 MAX_RUNNING, CHUNK, TOKENS = "sched.max_running", "sched.prefill_chunk", "sched.max_step_tokens"
@@ -102,10 +102,10 @@ async def test_a_change_takes_effect_at_the_step_that_its_answer_names(
     tiny: Path, tmp_path: Path, folders: Path
 ) -> None:
     async with controlled(tiny, tmp_path, sched__max_running=8) as (assembly, ask):
-        streams = [assembly.handle.submit(request(f"r{i}", [3, 4], max_tokens=300)) for i in range(8)]
+        streams = [submit(assembly, request(f"r{i}", [3, 4], max_tokens=300)) for i in range(8)]
         await until(lambda: assembly.port.counters.running == 8)
         applied = await ask("PATCH", "/v1/flags", {"changes": {CHUNK: 3}})
-        late = assembly.handle.submit(request("late", [5] * 100, max_tokens=1))
+        late = submit(assembly, request("late", [5] * 100, max_tokens=1))
         first = await ask("POST", "/v1/actions/cancel", {"ids": ["r0"]})
         assert first["ended"] == ["r0"] and first["left"] in (7, 8), (
             "`late` may come in at the same border, after it"
@@ -130,7 +130,7 @@ async def test_lowering_the_running_cap_drains_down_and_says_what(
     tiny: Path, tmp_path: Path, folders: Path
 ) -> None:
     async with controlled(tiny, tmp_path, sched__max_running=8) as (assembly, ask):
-        streams = [assembly.handle.submit(request(f"r{i}", [3, 4], max_tokens=400)) for i in range(12)]
+        streams = [submit(assembly, request(f"r{i}", [3, 4], max_tokens=400)) for i in range(12)]
         await until(lambda: assembly.port.counters.running == 8)
         applied = await ask("PATCH", "/v1/flags", {"changes": {MAX_RUNNING: 2}})
         assert applied["drains"] and "6" in applied["drains"][0]
@@ -165,7 +165,7 @@ async def test_a_time_limit_ends_while_draining_and_the_drain_ends_too(
     tiny: Path, tmp_path: Path, folders: Path
 ) -> None:
     async with controlled(tiny, tmp_path) as (assembly, ask):
-        streams = [assembly.handle.submit(request(f"r{i}", [3, 4], max_tokens=400)) for i in range(4)]
+        streams = [submit(assembly, request(f"r{i}", [3, 4], max_tokens=400)) for i in range(4)]
         await until(lambda: assembly.port.counters.running == 4)
         before = assembly.port.settings[MAX_RUNNING]
         await ask("PATCH", "/v1/flags", {"changes": {MAX_RUNNING: 3}, "ttl": 0.05})
@@ -191,7 +191,7 @@ async def test_a_long_prefill_delays_no_read_and_the_change_waits_for_its_border
             return run(step)
 
         assembly.engine.runner.run = long_step
-        stream = assembly.handle.submit(request("long", [7] * 50, max_tokens=2))
+        stream = submit(assembly, request("long", [7] * 50, max_tokens=2))
         await until(lambda: assembly.port.counters.step_open_since is not None)
         change = asyncio.create_task(ask("PATCH", "/v1/flags", {"changes": {MAX_RUNNING: 2}}))
         other = Wire(real_socket())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from arc.engine.config import Settings, load
 from arc.engine.core.assembly import Assembly, assemble
+from arc.engine.core.handle import OutputStream
 from arc.engine.sequence import Finish, Output, Request, SamplingParams
 
 
@@ -63,6 +64,12 @@ def request(name: str, prompt: list[int], **params: object) -> Request:
     )
 
 
+def submit(assembly: Assembly, each: Request) -> OutputStream:
+    stream = OutputStream()
+    assembly.handle.submit(each, stream.push)
+    return stream
+
+
 async def read(stream: AsyncIterator[Output]) -> tuple[list[int], Finish]:
     """All tokens of a stream and its end."""
     tokens: list[int] = []
@@ -75,7 +82,7 @@ async def read(stream: AsyncIterator[Output]) -> tuple[list[int], Finish]:
 
 
 async def complete(assembly: Assembly, *requests: Request) -> list[tuple[list[int], Finish]]:
-    return await asyncio.gather(*(read(assembly.handle.submit(each)) for each in requests))
+    return await asyncio.gather(*(read(submit(assembly, each)) for each in requests))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

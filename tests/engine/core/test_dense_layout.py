@@ -15,7 +15,7 @@ from arc.engine.folder import CARRIED
 from arc.engine.sequence import Finish, FinishReason, Request
 from tokenizers import Tokenizer
 
-from .living import assert_nothing_is_kept, complete, engine, read, request, until
+from .living import assert_nothing_is_kept, complete, engine, read, request, submit, until
 
 ACTOR = Actor(uid=0, gid=0, pid=1, reason="test")
 SLOTS = 5  # four layers and the prediction layer
@@ -79,7 +79,7 @@ async def test_preempted_rows_and_clients_that_go_leave_nothing(tmp_path: Path, 
         want = await complete(it, *asked)
     flags = {"spec__depth": 2, "cache__page_cap": 38, "cache__dead_prefix": design}
     async with dense(tmp_path, **flags) as it:
-        streams = [it.handle.submit(request(f"x{i}", [9] * 20, max_tokens=300)) for i in range(2)]
+        streams = [submit(it, request(f"x{i}", [9] * 20, max_tokens=300)) for i in range(2)]
         for stream in streams:
             await anext(stream)
             it.handle.cancel(f"x{streams.index(stream)}", FinishReason.DISCONNECTED)
@@ -93,7 +93,7 @@ async def test_the_design_changes_live_between_two_steps(
     paged: list[tuple[list[int], Finish]], tmp_path: Path
 ) -> None:
     async with dense(tmp_path, spec__depth=1) as it:
-        tasks = [asyncio.create_task(read(it.handle.submit(each))) for each in ragged()]
+        tasks = [asyncio.create_task(read(submit(it, each))) for each in ragged()]
         copies, steps = it.port.counters.copies, it.port.counters
         for design in ("strip", "mask", "strip"):
             await asyncio.wrap_future(

@@ -15,7 +15,16 @@ from arc.engine.core.interface import Draining, TooManyWaiting
 from arc.engine.model.deepseek import ForwardOutput
 from arc.engine.sequence import FinishReason
 
-from .living import assert_all_pages_free, assert_nothing_is_kept, complete, engine, read, request, until
+from .living import (
+    assert_all_pages_free,
+    assert_nothing_is_kept,
+    complete,
+    engine,
+    read,
+    request,
+    submit,
+    until,
+)
 
 ACTOR = Actor(uid=0, gid=0, pid=1, reason="test")
 
@@ -66,7 +75,7 @@ async def test_a_cached_prefix_changes_no_token_and_is_counted_once(tiny: Path, 
 async def test_cancel_gives_pages_back_in_every_state_and_is_counted(tiny: Path, tmp_path: Path) -> None:
     async with engine(tiny, tmp_path, sched__max_running=2, sched__prefill_chunk=4) as it:
         handle = it.handle
-        streams = [handle.submit(request(f"r{i}", [3] * 100, max_tokens=200)) for i in range(4)]
+        streams = [submit(it, request(f"r{i}", [3] * 100, max_tokens=200)) for i in range(4)]
         handle.cancel("r3", FinishReason.DISCONNECTED)  # may come in at the same border as its request
         await until(lambda: it.port.counters.generation_tokens > 0 and it.port.counters.waiting > 0)
         for i in range(3):
@@ -97,9 +106,9 @@ async def test_a_step_that_fails_ends_its_sequences_and_nothing_else(tiny: Path,
         model.forward = forward  # type: ignore[method-assign]
 
     async with engine(tiny, tmp_path, prepare=prepare) as it:
-        healthy = it.handle.submit(request("good", [4, 5], max_tokens=100))
+        healthy = submit(it, request("good", [4, 5], max_tokens=100))
         await anext(healthy)
-        _, finish = await read(it.handle.submit(request("bad", [511, 5])))
+        _, finish = await read(submit(it, request("bad", [511, 5])))
         assert finish.reason is FinishReason.FAULT
         assert finish.detail is not None and "out of memory, say" in finish.detail
         await read(healthy)  # shared the failing step: ended too, but its client hears of it
@@ -132,7 +141,7 @@ async def test_a_row_that_is_not_finite_fails_alone_and_leaves_nothing_behind(
 
     async with engine(tiny, tmp_path, prepare=prepare) as it:
         expected = await complete(it, request("before", [4, 5], max_tokens=60))
-        beside = asyncio.create_task(read(it.handle.submit(request("beside", [4, 5], max_tokens=60))))
+        beside = asyncio.create_task(read(submit(it, request("beside", [4, 5], max_tokens=60))))
         ((_, finish),) = await complete(it, request("bad", [7] * 20 + [511]))
         assert finish.reason is FinishReason.FAULT
         assert [await beside] == expected
@@ -170,14 +179,14 @@ async def test_a_fault_at_the_border_is_survived_and_faults_without_end_are_not(
             assert finish.reason is FinishReason.FAULT
         await until(lambda: not it.handle.health().ok)
         with pytest.raises(Draining, match="a defect"):
-            it.handle.submit(request("late", [4, 5]))
+            submit(it, request("late", [4, 5]))
         with pytest.raises(Exception, match="ended"):
             it.port.call(FlushPrefix(actor=ACTOR)).result(5)
 
 
 async def test_stopping_ends_every_stream(tiny: Path, tmp_path: Path) -> None:
     async with engine(tiny, tmp_path, sched__max_running=1) as it:
-        streams = [it.handle.submit(request(f"r{i}", [4, 5], max_tokens=400)) for i in range(3)]
+        streams = [submit(it, request(f"r{i}", [4, 5], max_tokens=400)) for i in range(3)]
         await anext(streams[0])
         it.engine.stop()
         for stream in streams:
@@ -185,14 +194,14 @@ async def test_stopping_ends_every_stream(tiny: Path, tmp_path: Path) -> None:
             assert finish.reason in (FinishReason.CANCELLED, FinishReason.FAULT)
         await until(lambda: not it.handle.health().ok)
         with pytest.raises(Draining):
-            it.handle.submit(request("late", [4, 5]))
+            submit(it, request("late", [4, 5]))
 
 
 async def test_the_door_refuses_past_max_waiting(tiny: Path, tmp_path: Path) -> None:
     async with engine(tiny, tmp_path, sched__max_waiting=3, sched__paused="on") as it:
-        streams = [it.handle.submit(request(f"r{i}", [4, 5])) for i in range(3)]
+        streams = [submit(it, request(f"r{i}", [4, 5])) for i in range(3)]
         with pytest.raises(TooManyWaiting) as refusal:
-            it.handle.submit(request("r3", [4, 5]))
+            submit(it, request("r3", [4, 5]))
         assert 1 <= refusal.value.retry_after <= 60
         await until(lambda: it.port.counters.waiting == 3)
         assert it.handle.health().ok  # paused is no stall
@@ -205,7 +214,7 @@ async def test_bucketed_admission_shows_in_the_effective_batch_and_toggles_live(
 ) -> None:
     async with engine(tiny, tmp_path, cache__prefix="off") as it:
         rows = [request(f"r{i}", [2 + i] * (1 + 70 * i), max_tokens=300) for i in range(5)]
-        streams = [asyncio.create_task(read(it.handle.submit(each))) for each in rows]
+        streams = [asyncio.create_task(read(submit(it, each))) for each in rows]
         ring = it.port.step_ring
         await until(lambda: bool(ring) and ring[-1].rows == 5 and ring[-1].prompt_rows == 0)
         change = SetFlags(actor=ACTOR, changes={"admission.policy": "bucketed"})
@@ -242,12 +251,12 @@ async def test_a_drain_lets_work_end_and_its_deadline_cancels_the_rest(tiny: Pat
         it.port._on_drained = notify
 
     async with engine(tiny, tmp_path, prepare=prepare) as it:
-        short = it.handle.submit(request("short", [4, 5], max_tokens=5))
-        endless = it.handle.submit(request("long", [4, 5], max_tokens=490))
+        short = submit(it, request("short", [4, 5], max_tokens=5))
+        endless = submit(it, request("long", [4, 5], max_tokens=490))
         it.port.call(Cancel(actor=ACTOR, ids=("nobody",))).result(5)
         it.port.call(Drain(actor=ACTOR, deadline=0.05)).result(5)
         with pytest.raises(Draining):
-            it.handle.submit(request("late", [4, 5]))
+            submit(it, request("late", [4, 5]))
         assert (await read(short))[1].reason in (FinishReason.LENGTH, FinishReason.CANCELLED)
         assert (await read(endless))[1].reason is FinishReason.CANCELLED
         async with asyncio.timeout(10):
@@ -270,7 +279,7 @@ async def test_a_prompt_that_no_state_of_the_cache_can_hold_fails_by_name(tiny: 
 
 async def test_published_state_is_one_consistent_picture(tiny: Path, tmp_path: Path) -> None:
     async with engine(tiny, tmp_path, sched__max_running=2) as it:
-        streams = [it.handle.submit(request(f"r{i}", [4 + i] * 10, max_tokens=100)) for i in range(5)]
+        streams = [submit(it, request(f"r{i}", [4 + i] * 10, max_tokens=100)) for i in range(5)]
         await anext(streams[0])
         seen = it.port.published().taken
         it.port.request_publish()
@@ -293,7 +302,7 @@ async def test_nothing_is_lost_in_a_storm(tiny: Path, tmp_path: Path, seed: int)
         tasks = []
         for i in range(60):
             prompt = [rng.randrange(2, 6)] * rng.randint(1, 120)
-            stream = it.handle.submit(request(f"r{i}", prompt, max_tokens=rng.randint(1, 60)))
+            stream = submit(it, request(f"r{i}", prompt, max_tokens=rng.randint(1, 60)))
             tasks.append(asyncio.create_task(read(stream)))
             if rng.random() < 0.4:
                 it.handle.cancel(f"r{rng.randrange(i + 1)}", FinishReason.CANCELLED)

@@ -18,7 +18,7 @@ from arc.engine.model.hf_config import read_config
 from arc.engine.sequence import FinishReason
 from arc.kernels import Target, resolve
 
-from .living import assert_all_pages_free, assert_nothing_is_kept, complete, engine, read, request
+from .living import assert_all_pages_free, assert_nothing_is_kept, complete, engine, read, request, submit
 
 CPU = torch.device("cpu")
 CONFIG = read_config(CARRIED)
@@ -102,7 +102,7 @@ async def test_preempted_and_cancelled_rows_and_drafts_lose_no_page(tmp_path: Pa
             )
             for n in range(6)
         }
-        streams = {name: it.handle.submit(each) for name, each in asked.items()}
+        streams = {name: submit(it, each) for name, each in asked.items()}
         reading = {name: asyncio.ensure_future(read(stream)) for name, stream in streams.items()}
         it.handle.cancel("r4", FinishReason.CANCELLED)
         for name, end in reading.items():

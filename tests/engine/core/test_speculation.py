@@ -21,7 +21,16 @@ from arc.engine.folder import CARRIED, CheckpointError
 from arc.engine.sequence import Finish, FinishReason, Request, TokenLogprob
 from tokenizers import Tokenizer
 
-from .living import assert_all_pages_free, assert_nothing_is_kept, complete, engine, read, request, until
+from .living import (
+    assert_all_pages_free,
+    assert_nothing_is_kept,
+    complete,
+    engine,
+    read,
+    request,
+    submit,
+    until,
+)
 
 ACTOR = Actor(uid=0, gid=0, pid=1, reason="test")
 TEXTS = (
@@ -69,7 +78,7 @@ async def answers(it: Assembly, requests: list[Request]) -> dict[str, Said]:
     async def one(each: Request) -> Said:
         tokens: list[int] = []
         logprobs: list[TokenLogprob] = []
-        async for output in it.handle.submit(each):
+        async for output in submit(it, each):
             tokens += output.token_ids
             logprobs += output.logprobs or ()
             if output.finish is not None:
@@ -177,9 +186,7 @@ async def test_a_client_that_goes_in_the_middle_of_a_draft_leaves_nothing(
 ) -> None:
     async with engine(CARRIED, tmp_path, spec__depth=3) as it:
         for round_ in range(6):
-            streams = [
-                it.handle.submit(request(f"{round_} {i}", prompts[i % 5], max_tokens=500)) for i in range(4)
-            ]
+            streams = [submit(it, request(f"{round_} {i}", prompts[i % 5], max_tokens=500)) for i in range(4)]
             for stream in streams[: round_ % 4 + 1]:
                 await anext(stream)
             for i in range(4):
@@ -276,7 +283,7 @@ async def test_nothing_is_lost_in_a_storm_of_drafts(tmp_path: Path, seed: int) -
         tasks = []
         for i in range(40):
             prompt = [rng.randrange(2, 6)] * rng.randint(1, 100)
-            stream = it.handle.submit(request(f"r{i}", prompt, max_tokens=rng.randint(1, 50)))
+            stream = submit(it, request(f"r{i}", prompt, max_tokens=rng.randint(1, 50)))
             tasks.append(asyncio.create_task(read(stream)))
             if rng.random() < 0.4:
                 it.handle.cancel(f"r{rng.randrange(i + 1)}", FinishReason.DISCONNECTED)

@@ -15,7 +15,7 @@ from arc.engine.memory.cap import MIB
 from arc.engine.memory.pool import HostPool
 from arc.engine.sequence import FinishReason, Request
 
-from tests.engine.core.living import complete, engine, read, request, until
+from tests.engine.core.living import complete, engine, read, request, submit, until
 
 from .pools import check, poison
 
@@ -91,7 +91,7 @@ async def test_it_is_turned_off_and_capped_while_it_runs(
             await until(lambda: assembly.engine.steps > since + 5 or not assembly.engine.sequences)
 
         plain = await complete(assembly, long)
-        reading = asyncio.create_task(read(assembly.handle.submit(long)))
+        reading = asyncio.create_task(read(submit(assembly, long)))
         await some_steps()
         await change(cap_mib=1)
         assert pool.cap is not None and pool.cap.bytes == MIB and pool.counters.held <= MIB
@@ -123,11 +123,11 @@ async def test_a_step_that_fails_gives_its_buffers_back(tiny: Path, tmp_path: Pa
             raise RuntimeError("broken on purpose")
 
         model.head = broken
-        _, finish = await read(assembly.handle.submit(request("a", [5] * 30)))
+        _, finish = await read(submit(assembly, request("a", [5] * 30)))
         assert finish.reason is FinishReason.FAULT
         model.head = sound
         await until(lambda: len(steps) >= 1)
-        tokens, _ = await read(assembly.handle.submit(request("b", [5] * 30)))
+        tokens, _ = await read(submit(assembly, request("b", [5] * 30)))
         assert len(tokens) == 8
         assert set(steps) == {0}
 
@@ -146,7 +146,7 @@ async def test_a_tensor_that_is_held_on_to_is_seen(
             return kept[-1]
 
         model.embed = leaky
-        await read(assembly.handle.submit(request("a", [5] * 30)))
+        await read(submit(assembly, request("a", [5] * 30)))
         assert pool.counters.overdue == len(kept) > 0
 
 

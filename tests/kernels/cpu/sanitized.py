@@ -70,7 +70,9 @@ def main() -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         sys.exit("the sanitized build needs g++")
-    options = sys.argv[1:] or [str(HERE / "test_operations.py"), str(HERE / "test_step.py")]
+    options = sys.argv[1:] or [
+        str(HERE / name) for name in ("test_operations.py", "test_step.py", "test_sample.py")
+    ]
     with tempfile.TemporaryDirectory() as folder:
         done = run(build(Path(folder), compiler), compiler, options)
     print(done.stdout + done.stderr)
