@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from .uncollected import uncollected
+
 
 class LazyCommand(click.Command):
     """Stands for the command `attribute` of `module` (both relative to the console) in help, typos and completion."""
@@ -17,7 +19,8 @@ class LazyCommand(click.Command):
 
     def load(self) -> click.Command:
         module, _, attribute = self._target.partition(":")
-        command = getattr(import_module(module, __package__), attribute)
+        with uncollected():
+            command = getattr(import_module(module, __package__), attribute)
         assert isinstance(command, click.Command), self._target
         return command
 

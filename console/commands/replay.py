@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..top_options import ascii_option, require_terminal, theme_option, unicode_terminal, view_option
+from ..uncollected import uncollected
 
 
 @click.command()
@@ -24,10 +25,11 @@ def replay(*, file: Path, view: int, theme: str, ascii_text: bool) -> None:
 
     tape = open_tape(file)
     require_terminal("`arc dump --post-mortem FILE` reports on a flight recorder's file as text")
-    from ..top.app import Console, Options
-    from ..top.keys import keymap_path, read_keymap
-    from ..top.player import Player
-    from ..top.store import Store
+    with uncollected():
+        from ..top.app import Console, Options
+        from ..top.keys import keymap_path, read_keymap
+        from ..top.player import Player
+        from ..top.store import Store
 
     store = Store()
     player = Player(tape, store, file.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +13,12 @@ from ...engine.control import paths
 from ..client import answers, find
 from ..engine_option import engines_option
 from ..exits import Exit
-from ..metrics.fetch import Address, address
 from ..parameters import FiniteRange
 from ..top_options import ascii_option, require_terminal, theme_option, unicode_terminal, view_option
+from ..uncollected import uncollected
+
+if TYPE_CHECKING:
+    from ..metrics.fetch import Address
 
 
 @click.command()
@@ -70,16 +74,18 @@ def top(
             raise click.exceptions.Exit(Exit.NO_ENGINE)
         return
     require_terminal("--once prints one screen as text, --json as data")
-    from ..top.app import Console, Options
-    from ..top.fleet import Fleet, Source
-    from ..top.keys import keymap_path, read_keymap
-    from ..top.sources import EngineSource, MachineSource, PageSource
+    with uncollected():
+        from ..top.app import Console, Options
+        from ..top.keys import keymap_path, read_keymap
 
     keymap = read_keymap(keymap_path())
     options = Options(hz=hz, viewer=read_only, theme=theme, ascii_text=ascii_text, view=view, record=record)
     if isinstance(alone, Path):
         Console(replace(options, path=alone), keymap=keymap).run()
         return
+    from ..top.fleet import Fleet, Source
+    from ..top.sources import EngineSource, MachineSource, PageSource
+
     made: list[Source] = [
         EngineSource(each, viewer=read_only) if isinstance(each, Path) else PageSource(each)
         for each in sources
@@ -99,7 +105,11 @@ def top(
 
 def _named(engines: tuple[str, ...], metrics: tuple[str, ...]) -> list[Path | Address]:
     """Sockets and addresses as they were named, each once."""
-    named: list[Path | Address] = [*(find(name) for name in engines), *(address(text) for text in metrics)]
+    named: list[Path | Address] = [find(name) for name in engines]
+    if metrics:
+        from ..metrics.fetch import address
+
+        named += map(address, metrics)
     for index, each in enumerate(named):
         if each in named[:index]:
             raise click.UsageError(f"{each if isinstance(each, Path) else each.url} is named twice")

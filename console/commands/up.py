@@ -16,6 +16,7 @@ from ..client import answers
 from ..engine_process import BackgroundEngine, engine_command, require_engine
 from ..exits import Failure
 from ..top_options import has_terminal, unicode_terminal
+from ..uncollected import uncollected
 from .serve import become_engine
 
 
@@ -81,8 +82,9 @@ def _started(name: str, profile: str | None, overrides: tuple[str, ...]) -> Back
 
 def _console(path: Path, greeting: str, engine: BackgroundEngine | None) -> bool:
     """Whether the engine is to be stopped."""
-    from ..top.app import Console, Options
-    from ..top.keys import keymap_path, read_keymap
+    with uncollected():
+        from ..top.app import Console, Options
+        from ..top.keys import keymap_path, read_keymap
 
     started = engine.name if engine else ""
     theme = os.environ.get("ARC_TOP_THEME", "arc-dark")

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.style import Style
 from textual import events
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from .demo import DemoLoad
-from .dialogs import Leave
-from .engine_calls import EngineCalls
+from ..uncollected import uncollected
 from .filter_field import FilterField
-from .fleet import AnyReader, Fleet, Member
-from .fleet_screen import FleetScreen
 from .keys import KEYS
 from .lines import Role
 from .main_screen import Main
-from .player import Player
 from .reader import Reader
-from .recording import RecordingStore
 from .session import Session
 from .store import Picture, Store
 from .themes import THEMES, styles_of
+
+if TYPE_CHECKING:
+    from .demo import DemoLoad
+    from .engine_calls import EngineCalls
+    from .fleet import AnyReader, Fleet, Member
+    from .player import Player
+    from .recording import RecordingStore
+
+
+# What the first picture does not need, and keys do. Each brings what it needs in turn.
+_REST = ("dialogs", "engine_calls", "help", "export", "apply", "demo", "changes", "experiments", "replay")
+_REST_AFTER = 1.0  # seconds
+_REST_PAUSE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +115,17 @@ class Console(App[None]):
         self.player = player
         self.demo: DemoLoad | None = None
         self.stops_engine = False  # the operator's answer on leaving
-        self.recording = RecordingStore(options.record) if options.record else None
+        self.recording: RecordingStore | None = None
+        if options.record:
+            from .recording import RecordingStore
+
+            self.recording = RecordingStore(options.record)
         self.store = store or self.recording or Store()
         self.clock = clock
         self.opened: Member | None = None  # of the fleet
         self._fleet = fleet
         self._reader = reader
-        self.main: Main = Main(self) if fleet is None else FleetScreen(self, fleet)
+        self.main: Main = self._first_screen(fleet)
         self._table = self.main
         if store is None and fleet is None:
             assert options.path is not None, "there is nothing to read"
@@ -125,6 +138,26 @@ class Console(App[None]):
             )
         for theme in THEMES.values():
             self.register_theme(theme)
+        self.theme = options.theme
+        self.stylesheet.set_variables(self.get_css_variables())
+        self._sheets_are_for = options.theme
+
+    def _first_screen(self, fleet: Fleet | None) -> Main:
+        if fleet is None:
+            return Main(self)
+        from .fleet_screen import FleetScreen
+
+        return FleetScreen(self, fleet)
+
+    def get_default_screen(self) -> Main:
+        return self.main
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """The sheets are parsed again when the theme is another one. Textual asks for it at its start too, when they
+        were parsed for this theme a moment ago: a tenth of the time to the first picture."""
+        if self.theme != self._sheets_are_for:
+            self._sheets_are_for = self.theme
+            super().refresh_css(animate)
 
     @property
     def hz(self) -> float:
@@ -147,6 +180,8 @@ class Console(App[None]):
 
     @property
     def calls(self) -> EngineCalls:
+        from .engine_calls import EngineCalls
+
         assert self.socket is not None, "an engine without a control socket takes no calls"
         return EngineCalls(self.socket, self.options.viewer, self.back)
 
@@ -170,15 +205,24 @@ class Console(App[None]):
         return styles_of(self.theme, colours=not self.no_color)
 
     def on_mount(self) -> None:
-        self.theme = self.options.theme
         self.set_keymap(self.keymap)
-        self.push_screen(self.main)
+        self.set_timer(_REST_AFTER, self._import_rest)
         if self.options.greeting:
             self.main.tell(self.options.greeting)
         if self._fleet:
             self._fleet.start()
         elif self._reader:
             self._reader.start()
+
+    def _import_rest(self) -> None:
+        """A module at a time, between the screen's other work: so that no key waits for it, and no file that is
+        replaced under a running console is the next one imported."""
+        for name in _REST:
+            if f"{__package__}.{name}" not in sys.modules:
+                with uncollected():
+                    import_module(f".{name}", __package__)
+                self.set_timer(_REST_PAUSE, self._import_rest)
+                return
 
     def on_unmount(self) -> None:
         self.main.experiments.leave()
@@ -200,6 +244,8 @@ class Console(App[None]):
 
     async def action_quit(self) -> None:
         """Of every key that quits, Textual's own Ctrl+Q among them."""
+        from .dialogs import Leave
+
         if isinstance(self.screen, Leave):
             return
         if not self.options.started or self.store.picture.link.state == "lost":

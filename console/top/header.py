@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from ...engine.control import protocol as p
 from .. import shown
-from . import figures, page_header
+from . import figures
 from .lines import Line, Piece, Role, clip, fit, spread, width_of
 from .samples import Sample
 from .scene import STALL, Scene
@@ -26,6 +26,8 @@ def header(scene: Scene, width: int) -> Line:
     """Least important first to go: the end stays whole, the model's details give way."""
     hello, snapshot = scene.picture.hello, scene.picture.snapshot
     if scene.picture.page is not None:
+        from . import page_header
+
         return page_header.header(scene, scene.picture.page, width)
     if hello is None:
         why = scene.picture.link.why

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli
-
 from ...engine.flags import did_you_mean
 from ..exits import Failure
 
@@ -111,6 +109,8 @@ def read_keymap(path: Path) -> dict[str, str]:
     """The keys that the operator has chosen: `[keys]`, then `id = "key"`. An unknown id or a key twice is a Failure."""
     if not path.exists():
         return {}
+    import tomli
+
     try:
         tables = tomli.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomli.TOMLDecodeError) as error:

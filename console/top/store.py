@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...engine.control import allocator_messages as a
 from ...engine.control import protocol as p
 from ...engine.control import span_messages as s
-from ..metrics.reading import Reading
 from .host import Host
 from .samples import Sample
+
+if TYPE_CHECKING:
+    from ..metrics.reading import Reading
 
 KEPT_SAMPLES = 3600  # an hour of seconds, as the engine keeps
 KEPT_EVENTS = 4096

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..lines import Line, beside, fit, rule
 from ..scene import Scene
-from . import page_panels, panels
+from . import panels
 from .view import Exported, View
 
 
@@ -97,16 +97,18 @@ class Overview(View):
 
     def _draw(self, name: str, scene: Scene, width: int, height: int) -> list[Line]:
         title, panel = _PANELS[name]
-        page = scene.picture.page is not None
-        if page:
-            panel = page_panels.PANELS.get(name, panel)
         tail: Line = []
         if name == "latency":
             tail = panels.latency_tail(width)
         elif name == "cache":
-            tail = page_panels.cache_tail(scene, width) if page else panels.cache_tail(scene)
+            tail = panels.cache_tail(scene)
         elif name == "allocator":
             tail = panels.allocator_tail(scene)
+        if scene.picture.page is not None:
+            from . import page_panels
+
+            panel = page_panels.PANELS.get(name, panel)
+            tail = page_panels.cache_tail(scene, width) if name == "cache" else tail
         head = rule(title, width, here=name == self.panel, tail=tail)
         body = [fit(line, width) for line in panel(scene, width, height - 1)[: height - 1]]
         return [head, *body]
