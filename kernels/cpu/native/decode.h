@@ -161,7 +161,7 @@ inline void attend_group(const T *const *tokens, const T *const *next, int start
 // q [columns, width] against tokens [first, last) of one row. visible [columns]: how many of the row's tokens each sees.
 template <typename T>
 inline void attend(const T *q, int columns, const T *cache, int width, int rank, Pages pages, int first, int last,
-                   const int *visible, float scale, Partial partial, Scratch &scratch) {
+                   const int *visible, float scale, Partial partial, const Soon<T> &soon, Scratch &scratch) {
     int wide = int(round_up(width, READ));
     auto groups = [&](auto &&body) {
         for (int column = 0; column < columns;) {
@@ -188,15 +188,15 @@ inline void attend(const T *q, int columns, const T *cache, int width, int rank,
         std::swap(tokens, next);
         int count = min(BLOCK, last - start), after = min(BLOCK, last - start - count);
         if (after > 0) pages.rows(cache, width, start + count, after, next);
-        for (int t = after; t < BLOCK; ++t) next[t] = after > 0 ? next[after - 1] : tokens[0];
+        fill_next(next, after, soon, tokens[0]);
         for (int t = 0; copies != nullptr && t < count; ++t) {
             std::memcpy(static_cast<void *>(copies + t * wide), tokens[t], size_t(width) * sizeof(T));
             tokens[t] = copies + t * wide;
         }
         for (int t = count; t < BLOCK; ++t) tokens[t] = tokens[count - 1]; // their weights are zero
         groups([&](auto c, int column) {
-            const T **soon = column == 0 ? next : tokens; // once is enough
-            attend_group<c>(tokens, soon, start, count, wide, rank, panels + int64_t(column) * wide, min(c, columns - column),
+            const T **asked = column == 0 ? next : tokens; // once is enough
+            attend_group<c>(tokens, asked, start, count, wide, rank, panels + int64_t(column) * wide, min(c, columns - column),
                             visible + column, scale, partial, column);
         });
     }

@@ -43,6 +43,25 @@ inline void turn(__m512i *rows) {
 
 inline __mmask32 first_values(int count) { return count >= 32 ? ~0u : (1u << count) - 1; }
 
+// Lines of the next item's tokens, some at a time: all at once they would hold up what is read now.
+class Ahead {
+public:
+    Ahead(const Soon<bf16> &soon, int width) : soon_(soon), width_(width) {}
+    int lines() const { return soon_.count * ((width_ + TILE_DEPTH - 1) / TILE_DEPTH); }
+    void ask(int count) {
+        for (; count > 0 && token_ < soon_.count; --count) {
+            prefetch(soon_.tokens[token_] + value_);
+            value_ += TILE_DEPTH;
+            if (value_ >= width_) value_ = 0, ++token_;
+        }
+    }
+
+private:
+    const Soon<bf16> &soon_;
+    const int width_;
+    int token_ = 0, value_ = 0;
+};
+
 // Up to TILE columns' queries [columns, width] as B: [deep / 2][TILE] pairs, zeros for what is missing.
 inline void query_tiles(const bf16 *q, int columns, int width, int deep, uint32_t *panel) {
     for (int i = 0; i < deep; i += TILE_DEPTH, panel += TILE * TILE) {
@@ -116,7 +135,8 @@ template <int V> inline void value_tiles(const bf16 *const *tokens, int from, in
 // sums [TILE][V * TILE] = weights^T values, for V * TILE values from `from` on, over `blocks` blocks of tokens. A block's values
 // are laid out while the one before is multiplied.
 template <int V>
-inline void sum_tiles(const bf16 *weights, const bf16 *const *tokens, int blocks, int from, int width, float *sums) {
+inline void sum_tiles(const bf16 *weights, const bf16 *const *tokens, int blocks, int from, int width, Ahead &ahead, int ask,
+                      float *sums) {
     constexpr int64_t BYTES = V * TILE * 4;
     alignas(64) uint32_t room[2][V * TILE * TILE];
     value_tiles<V>(tokens, from, width, room[0]);
@@ -128,6 +148,7 @@ inline void sum_tiles(const bf16 *weights, const bf16 *const *tokens, int blocks
     }
     for (int b = 0; b < blocks; ++b, weights += TILE * AMX_TOKENS) {
         tokens += AMX_TOKENS;
+        ahead.ask(ask);
         if (b + 1 < blocks) value_tiles<V>(tokens, from, width, room[(b + 1) % 2]);
         const uint32_t *tiles = room[b % 2];
         settle(tiles);
@@ -210,10 +231,10 @@ inline void amx_weigh(const AmxChunk &chunk, int group, int first, const int *vi
 }
 
 // A group's weighted sums of V * TILE values from `from` on.
-template <int V> inline void amx_values(const AmxChunk &chunk, int group, int from, Partial partial) {
+template <int V> inline void amx_values(const AmxChunk &chunk, int group, int from, Ahead &ahead, int ask, Partial partial) {
     alignas(64) float sums[TILE * V * TILE];
     sum_tiles<V>(chunk.weights + int64_t(group) * chunk.whole * TILE, chunk.tokens, chunk.whole / AMX_TOKENS, from, chunk.width,
-                 sums);
+                 ahead, ask, sums);
     for (int c = 0; c < min(TILE, chunk.columns - group * TILE); ++c) {
         float *out = partial.out + int64_t(group * TILE + c) * partial.stride + from;
         for (int v = 0; v < V * TILE; v += 32) join_halves(sums + c * V * TILE + v, out + v);
@@ -221,7 +242,7 @@ template <int V> inline void amx_values(const AmxChunk &chunk, int group, int fr
 }
 
 inline void attend(const bf16 *q, int columns, const bf16 *cache, int width, int rank, Pages pages, int first, int last,
-                   const int *visible, float scale, Partial partial, Scratch &scratch) {
+                   const int *visible, float scale, Partial partial, const Soon<bf16> &soon, Scratch &scratch) {
     AmxChunk chunk;
     chunk.count = last - first;
     chunk.whole = int(round_up(chunk.count, AMX_TOKENS));
@@ -235,11 +256,14 @@ inline void attend(const bf16 *q, int columns, const bf16 *cache, int width, int
     chunk.weights = scratch.take<bf16>(values);
     partial.clear(columns);
     amx_scores(chunk, q, scratch);
+    Ahead ahead(soon, width);
+    int steps = chunk.groups * (chunk.whole / AMX_TOKENS) * ((rank + 4 * TILE - 1) / (4 * TILE));
+    int ask = (ahead.lines() + steps - 1) / steps;
     for (int g = 0; g < chunk.groups; ++g) {
         amx_weigh(chunk, g, first, visible, scale, partial);
         int from = 0;
-        for (; from + 4 * TILE <= rank; from += 4 * TILE) amx_values<4>(chunk, g, from, partial);
-        for (; from < rank; from += 2 * TILE) amx_values<2>(chunk, g, from, partial);
+        for (; from + 4 * TILE <= rank; from += 4 * TILE) amx_values<4>(chunk, g, from, ahead, ask, partial);
+        for (; from < rank; from += 2 * TILE) amx_values<2>(chunk, g, from, ahead, ask, partial);
     }
 }
 

@@ -174,7 +174,7 @@ inline void dot_group(const bf16 *const *tokens, const bf16 *const *next, int st
 }
 
 inline void attend(const bf16 *q, int columns, const bf16 *cache, int width, int rank, Pages pages, int first, int last,
-                   const int *visible, float scale, Partial partial, Scratch &scratch) {
+                   const int *visible, float scale, Partial partial, const Soon<bf16> &soon, Scratch &scratch) {
     // Whole groups of 16, and what is left of 8 or of 16.
     int groups = (columns + 15) / 16;
     uint32_t *panels = scratch.take<uint32_t>(size_t(groups) * steps_of<16>(width) * 16);
@@ -196,14 +196,14 @@ inline void attend(const bf16 *q, int columns, const bf16 *cache, int width, int
         // Past the last token stands the last one again, with a weight of zero.
         for (int t = count; t < BLOCK; ++t) tokens[t] = tokens[count - 1];
         if (after > 0) pages.rows(cache, width, start + count, after, next);
-        for (int t = after; t < BLOCK; ++t) next[t] = after > 0 ? next[after - 1] : tokens[0];
+        fill_next(next, after, soon, tokens[0]);
         for (int g = 0; g < groups; ++g) {
             int column = g * 16, used = min(16, columns - column);
-            const bf16 **soon = g == 0 ? next : tokens; // once is enough
+            const bf16 **asked = g == 0 ? next : tokens; // once is enough
             if (used <= 8) {
-                dot_group<8>(tokens, soon, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
+                dot_group<8>(tokens, asked, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
             } else {
-                dot_group<16>(tokens, soon, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
+                dot_group<16>(tokens, asked, start, count, width, rank, panel(g), used, visible + column, scale, partial, column);
             }
         }
     }

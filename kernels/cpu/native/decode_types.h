@@ -29,6 +29,21 @@ struct Pages {
     int size;
 };
 
+// The first tokens of the item that the thread takes next, as far as it is known: asked for while this one ends, or its start
+// would wait for memory.
+template <typename T> struct Soon {
+    static constexpr int MOST = 64;
+    const T *tokens[MOST];
+    int count = 0;
+};
+
+// A block's tokens that are asked for, of which `count` are of this item: else the next item's, or one that is there already.
+template <typename T> inline void fill_next(const T **next, int count, const Soon<T> &soon, const T *there) {
+    for (int t = count; t < BLOCK; ++t) {
+        next[t] = count > 0 ? next[count - 1] : soon.count > 0 ? soon.tokens[min(t, soon.count - 1)] : there;
+    }
+}
+
 // What is known of a group's columns after some tokens: the largest score, the sum of weights, the weighted sum of latents.
 // Columns are padded to GROUP in `most` and `sums`, and to 8 in `out`.
 struct Partial {

@@ -134,7 +134,7 @@ template <typename T> inline void decode_job(Worker &worker, void *arguments) {
     DecodeItems items(cutter, call.rows, call.heads, call.rank);
     worker.each(1, [&](int) { items.fill(call.rows, call.heads, call.rank); });
     worker.each(items.items, [&](int item) {
-        decode_item<T>(items, item, call.rows, static_cast<const T *>(call.q), static_cast<const T *>(call.cache), call.heads,
+        decode_item<T>(items, item, worker.next(item), call.rows, static_cast<const T *>(call.q), static_cast<const T *>(call.cache), call.heads,
                        call.rank, call.width, call.scale, static_cast<T *>(call.out), worker.scratch);
     });
     worker.each(items.merges, [&](int item) {

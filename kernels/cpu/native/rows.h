@@ -55,10 +55,10 @@ struct DecodeItems {
     }
 };
 
-// q [Q, h, width] absorbed, to out [Q, h, rank].
+// q [Q, h, width] absorbed, to out [Q, h, rank]. next: the item that the thread most likely takes next.
 template <typename T>
-inline void decode_item(const DecodeItems &items, int item, const Rows &rows, const T *q, const T *cache, int heads, int rank,
-                        int width, float scale, T *out, Scratch &scratch) {
+inline void decode_item(const DecodeItems &items, int item, int next, const Rows &rows, const T *q, const T *cache, int heads,
+                        int rank, int width, float scale, T *out, Scratch &scratch) {
     int row = items.row[item], chunk = items.chunk[item], count = rows.counts[row], columns = count * heads;
     int first = chunk * CHUNK, last = min(rows.lengths[row], first + CHUNK);
     int *visible = scratch.take<int>(size_t(columns));
@@ -67,8 +67,14 @@ inline void decode_item(const DecodeItems &items, int item, const Rows &rows, co
     bool whole = items.partials[row] == nullptr;
     float *own = whole ? scratch.take<float>(size_t(Partials::floats(columns, rank))) : nullptr;
     Partials partials{whole ? own : items.partials[row], columns, rank};
+    Soon<T> soon;
+    if (next < items.items) {
+        int then = items.row[next], from = items.chunk[next] * CHUNK;
+        soon.count = min(Soon<T>::MOST, rows.lengths[then] - from);
+        Pages(rows, then).rows(cache, width, from, soon.count, soon.tokens);
+    }
     attend(q + start * width, columns, cache, width, rank, Pages(rows, row), first, last, visible, scale,
-           partials.part(whole ? 0 : chunk), scratch);
+           partials.part(whole ? 0 : chunk), soon, scratch);
     for (int c = 0; whole && c < columns; ++c) merge(partials, 1, c, out + (start + c) * rank);
 }
 

@@ -255,7 +255,7 @@ private:
     void attend_latents(const T *cache) {
         const DecodeItems &items = space_.decode;
         worker_.each(items.items, [&](int item) {
-            decode_item<T>(items, item, call_.decode, space_.absorbed, cache, model_.heads, model_.rank, width_,
+            decode_item<T>(items, item, worker_.next(item), call_.decode, space_.absorbed, cache, model_.heads, model_.rank, width_,
                            model_.softmax_scale, space_.attended_latent, worker_.scratch);
         });
         constexpr int COLUMNS = 8;
