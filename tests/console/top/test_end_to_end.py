@@ -164,7 +164,7 @@ def test_a_killed_engine_that_comes_back_is_gone_then_restarted_and_can_be_opera
     assert terminal.wait() == 0 and b"Traceback" not in terminal.output
 
 
-WEDGED = "from arc.engine.scheduler.scheduler import Scheduler; Scheduler._fits = lambda self, entry: False"
+WEDGED = "from arc.engine.scheduler.scheduler import Scheduler; Scheduler._fits = lambda self, forming, entry: False"
 
 
 def test_an_engine_that_admits_nobody_is_loud_with_the_reason_and_who_holds_the_pages(folder: Path) -> None:

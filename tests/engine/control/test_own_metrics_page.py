@@ -53,7 +53,10 @@ def _idle_snapshot(path: Path) -> p.Snapshot:
     with Client(path) as client:
         while True:
             snapshot = client.get_fresh("/v1/snapshot", p.Snapshot)
-            if snapshot.running == 0 and sum(snapshot.life.finished.values()) == 10:
+            # The counters are of now, and a client has its last token before the step that brought it is counted:
+            # what the border after that step published is of the same step as they are.
+            settled = snapshot.running == 0 and snapshot.step + 1 == snapshot.life.steps
+            if settled and sum(snapshot.life.finished.values()) == 10:
                 return snapshot
 
 
