@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from . import report
+from . import agreement, report
 from .engines import ENGINES
 from .installs import ROOT, InstallError
 from .make_checkpoint import COMMON, write_checkpoint
@@ -73,6 +73,7 @@ def main() -> None:
     own = sorted(os.sched_getaffinity(0))
     model = checkpoint()
     results: list[dict[str, object]] = []
+    firsts: list[Visit] = []
     for count in (int(text) for text in options.cores.split(",")):
         if not 1 <= count <= len(own):
             parser.error(f"--cores {count}: this process has {len(own)}")
@@ -87,7 +88,9 @@ def main() -> None:
         visits = compare(names, model, tuple(own[:count]), options.repeat, options.busy, keep)
         title = f"{count} core{'s' if count > 1 else ''}{', one of them busy' if options.busy else ''}"
         print(f"\n## {title}, {options.repeat} repetitions\n\n{report.table(visits)}\n")
-        print("\n".join([*report.agreement(visits), *report.failures(visits)]), flush=True)
+        print("\n".join(report.failures(visits)), flush=True)
+        firsts = firsts or visits  # each number of cores is sent the same prompts
+    print("\n".join(agreement.check(names, model, COMMON["vocab_size"], tuple(own), firsts)))
 
 
 if __name__ == "__main__":

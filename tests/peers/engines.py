@@ -9,16 +9,19 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from arc.console.bench.work import Job
 
 from . import installs
 
 HERE = Path(__file__).parent
-# bf16 weights, with the KV cache and the longest sequence that the workloads need, and nothing reused between requests.
+# The KV cache and the longest sequence that the workloads need, and nothing reused between requests.
 LONGEST = 2048
 MOST_ROWS = 32
+
+
+Dtype = Literal["bfloat16", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,9 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Engine:
     name: str
-    command: Callable[[Path, int, int], list[str]]  # model, port, threads
+    command: Callable[
+        [Path, int, int, Dtype], list[str]
+    ]  # model, port, threads, and what weights and KV are kept in
     asked: Asked
     ready: str = "/health"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -73,45 +78,48 @@ def _llama_count(event: dict[str, Any]) -> int | None:
 OPENAI = Asked("/v1/completions", _openai, _openai_tokens)
 
 
-def _arc(model: Path, port: int, _threads: int) -> list[str]:
+def _arc(model: Path, port: int, _threads: int, dtype: Dtype) -> list[str]:
     # As it ships: threads and kernels are the engine's own choice for the cores that it is given.
     flags = (
         f"http.port={port}", f"control.name=peers-{port}", "log.level=warning", "model.name=bench",
-        f"model.max_len={LONGEST}", f"sched.max_running={MOST_ROWS}", "cache.prefix=off",
+        f"model.dtype={dtype}", f"model.max_len={LONGEST}", f"sched.max_running={MOST_ROWS}", "cache.prefix=off",
     )  # fmt: skip
     command = [sys.executable, "-c", "from arc.console.main import main; main()", "serve"]
     command += ["--model", str(model)]
     return command + [part for flag in flags for part in ("--set", flag)]
 
 
-def _vllm(model: Path, port: int, _threads: int) -> list[str]:
+def _vllm(model: Path, port: int, _threads: int, dtype: Dtype) -> list[str]:
     return [
         str(installs.vllm_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
-        "--served-model-name", "bench", "--dtype", "bfloat16", "--max-model-len", str(LONGEST),
+        "--served-model-name", "bench", "--dtype", dtype, "--max-model-len", str(LONGEST),
         "--max-num-seqs", str(MOST_ROWS), "--no-enable-prefix-caching", "--port", str(port), "--host", "127.0.0.1",
     ]  # fmt: skip
 
 
-def _llama_server(model: Path, port: int, threads: int) -> list[str]:
+def _llama_server(model: Path, port: int, threads: int, dtype: Dtype) -> list[str]:
+    # Its KV cache is fp16 unless told otherwise.
+    cache = ["--cache-type-k", "f32", "--cache-type-v", "f32"] if dtype == "float32" else []
     return [
-        str(installs.llama_source() / "build" / "bin" / "llama-server"), "--model", str(gguf(model)),
+        str(installs.llama_source() / "build" / "bin" / "llama-server"), "--model", str(gguf(model, dtype)),
         "--host", "127.0.0.1", "--port", str(port), "--threads", str(threads), "--threads-batch", str(threads),
-        "--parallel", str(MOST_ROWS), "--ctx-size", str(MOST_ROWS * LONGEST), "--no-webui",
+        "--parallel", str(MOST_ROWS), "--ctx-size", str(MOST_ROWS * LONGEST), "--no-webui", *cache,
     ]  # fmt: skip
 
 
-def _transformers(model: Path, port: int, threads: int) -> list[str]:
+def _transformers(model: Path, port: int, threads: int, dtype: Dtype) -> list[str]:
     server = HERE / "transformers_server.py"
-    return [str(installs.transformers_python()), str(server), str(model), str(port), str(threads)]
+    return [str(installs.transformers_python()), str(server), str(model), str(port), str(threads), dtype]
 
 
-def gguf(model: Path) -> Path:
+def gguf(model: Path, dtype: Dtype) -> Path:
     """The checkpoint in llama.cpp's format, converted once, beside it."""
-    file = model.with_suffix(".bf16.gguf")
+    kind = {"bfloat16": "bf16", "float32": "f32"}[dtype]
+    file = model.with_suffix(f".{kind}.gguf")
     if not file.is_file():
         command = [
             str(installs.transformers_python()), str(HERE / "to_gguf.py"), str(installs.llama_source()),
-            str(model), str(file),
+            str(model), str(file), kind,
         ]  # fmt: skip
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode != 0:

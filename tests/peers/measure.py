@@ -23,7 +23,7 @@ from arc.console.bench.engines import free_port
 from arc.console.bench.work import Job
 
 from ..bench import workloads
-from .engines import Engine, decode, environment
+from .engines import Dtype, Engine, decode, environment
 
 START = 600  # seconds that an engine may take to come up: the slowest compiles first
 ROWS = (1, 8, 32)
@@ -68,11 +68,11 @@ class Visit:
 
 
 def visit(engine: Engine, model: Path, vocab: int, seed: int, cores: tuple[int, ...]) -> Visit:
-    with _running(engine, model, cores) as (process, base, started):
+    with running(engine, model, cores, "bfloat16") as (process, base, started):
         warm = workloads.uniform(1, vocab, seed + 1000, output=16)
-        asyncio.run(_send(engine, base, warm[:1]))
+        asyncio.run(send(engine, base, warm[:1]))
         first_token = time.perf_counter() - started
-        asyncio.run(_send(engine, base, workloads.uniform(8, vocab, seed + 1001, output=16)))
+        asyncio.run(send(engine, base, workloads.uniform(8, vocab, seed + 1001, output=16)))
         sent: dict[str, Sent] = {}
         failed: dict[str, str] = {}
         for work in workloads_of(vocab, seed):
@@ -86,16 +86,21 @@ def visit(engine: Engine, model: Path, vocab: int, seed: int, cores: tuple[int, 
         return Visit(engine.name, first_token, _peak_mib(process.pid), sent, failed)
 
 
+def greedy(engine: Engine, base: str, jobs: list[Job]) -> list[tuple[int, ...]]:
+    """What a running engine gives for these, sent at once."""
+    return asyncio.run(send(engine, base, jobs))
+
+
 async def _measure(engine: Engine, base: str, work: Workload) -> Sent:
     began = time.perf_counter()
-    tokens = await _send(engine, base, list(work.jobs))
+    tokens = await send(engine, base, list(work.jobs))
     seconds = time.perf_counter() - began
     prefill = work.name.startswith("prefill")
     count = sum(len(job.prompt) if prefill else job.output for job in work.jobs)
     return Sent(seconds, count / seconds, tuple(tokens))
 
 
-async def _send(engine: Engine, base: str, jobs: list[Job]) -> list[tuple[int, ...]]:
+async def send(engine: Engine, base: str, jobs: list[Job]) -> list[tuple[int, ...]]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=900), connector=connector
@@ -124,12 +129,12 @@ async def _one(engine: Engine, session: aiohttp.ClientSession, base: str, job: J
 
 
 @contextmanager
-def _running(
-    engine: Engine, model: Path, cores: tuple[int, ...]
+def running(
+    engine: Engine, model: Path, cores: tuple[int, ...], dtype: Dtype
 ) -> Iterator[tuple[subprocess.Popen[bytes], str, float]]:
     port = free_port()
     base = f"http://127.0.0.1:{port}"
-    command = engine.command(model, port, len(cores))
+    command = engine.command(model, port, len(cores), dtype)
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Medians, spreads and ratios of the engines' runs, and whether their greedy tokens agree."""
+"""Medians, spreads and ratios of the engines' runs."""
 
 from __future__ import annotations
 
@@ -54,30 +54,6 @@ def _ratio(visits: Sequence[Visit], work: str) -> str:
         if any(turn < len(rates) for rates in peers)
     ]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else "NA"
-
-
-def agreement(visits: Iterable[Visit], work: str = "uniform 1") -> list[str]:
-    """How far each peer's greedy tokens follow ours on the same prompt, repetition by repetition.
-
-    bf16 sums differ in order between engines, so that near ties part them; before that they must be the same.
-    """
-    turns: dict[str, list[tuple[int, ...]]] = {}
-    for visit in visits:
-        if work in visit.sent:
-            turns.setdefault(visit.engine, []).append(visit.sent[work].tokens[0])
-    ours = turns.get(OURS, [])
-    lines: list[str] = []
-    for name, theirs in turns.items():
-        if name != OURS:
-            same = [_common(a, b) for a, b in zip(ours, theirs, strict=False)]
-            lines.append(
-                f"{name}: the first {', '.join(str(n) for n in same)} of {len(theirs[0])} tokens are ours"
-            )
-    return lines
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
 
 
 def failures(visits: Iterable[Visit]) -> list[str]:

@@ -1,6 +1,6 @@
 """transformers' generate behind HTTP: the simple baseline. It runs in the peer's own environment, as a script.
 
-    python transformers_server.py MODEL PORT THREADS
+    python transformers_server.py MODEL PORT THREADS DTYPE
 
 POST /generate {"prompt": [ids], "output": n} answers {"tokens": [ids]} when the batch it was in has ended. What
 arrives while a batch runs makes the next one: a static batch, padded on the left, as long as its longest output.
@@ -55,10 +55,11 @@ async def serve(model: Any, queue: asyncio.Queue[Waiting]) -> None:
 
 def main() -> None:
     folder, port, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    dtype = getattr(torch, sys.argv[4])
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     queue: asyncio.Queue[Waiting] = asyncio.Queue()
 
     async def answer(request: web.Request) -> web.Response:
