@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from ..sequence import Sequence
 
 Order = Literal["fcfs", "prefix", "priority"]
@@ -32,8 +34,7 @@ class SchedulerConfig:
     spec_depth: int = 0  # spec.depth: most drafts of one row in a step; 0: no speculation
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One sequence's part of a step: query tokens tokens[start : start + count], and of a decode row its drafts.
 
     `samples` is true when the sequence's last token is among them, so the step yields its next token, and one more for
