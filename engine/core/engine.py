@@ -142,7 +142,7 @@ class Engine:
         try:
             self.scheduler.add(seq)
         except CannotFit as error:
-            finish = Finish(reason=FinishReason.FAULT, detail=str(error))
+            finish = Finish(reason=FinishReason.CAPACITY, detail=str(error))
             self._outputs.append(Output(request_id=seq.id, finish=finish))
             self.accounts.ended(seq, finish.reason, time.monotonic())
             self._flush()

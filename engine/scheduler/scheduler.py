@@ -490,7 +490,7 @@ class Scheduler:
         return f"{tokens} tokens need {pages.pages_for(tokens)} pages of {pages.page_size} and {have}"
 
     def _fail(self, forming: _Forming, entry: Entry) -> None:
-        entry.seq.finish = Finish(reason=FinishReason.FAULT, detail=self._why_not(entry))
+        entry.seq.finish = Finish(reason=FinishReason.CAPACITY, detail=self._why_not(entry))
         self.remove(entry.seq)
         forming.failed.append(entry.seq)
 

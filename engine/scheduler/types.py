@@ -58,7 +58,7 @@ class Step:
     prompt_tokens: int  # query tokens of the prompt rows
     admitted: tuple[Sequence, ...] = ()  # sequences that became RUNNING in this step
     preempted: tuple[Sequence, ...] = ()
-    failed: tuple[Sequence, ...] = ()  # can never fit: finished with FAULT and a detail; not in rows
+    failed: tuple[Sequence, ...] = ()  # can never fit: finished with CAPACITY and a detail; not in rows
     # for the engine's counters, this step's share of each
     prefix_queries: int = 0  # prompt tokens looked up: first admissions only, with the prefix cache on
     prefix_hits: int = 0  # of these, tokens found
