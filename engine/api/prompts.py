@@ -92,7 +92,7 @@ class PromptReader:
         return await self._off_loop(len(ids), lambda: [inner.id_to_token(i) for i in ids])
 
     def _text(self, text: str, add_special: bool, param: str) -> Prompt:
-        return self._encoded(self._prompt_ids(text, add_special, param), text, param)
+        return self._encoded(self._prompt_ids(text, add_special, "prompt"), text, param)
 
     def _prompt_ids(self, text: str, add_special: bool, param: str) -> list[int]:
         """The tokens of a prompt that leaves room for one of output."""
