@@ -87,6 +87,15 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = connected(self._path)
         self.sock.settimeout(self.timeout)
 
+    def ask(
+        self, method: str, target: str, body: bytes | None, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        """The answer, also one that was there before it was asked: an engine that takes no more connections says so and
+        ends them."""
+        with contextlib.suppress(BrokenPipeError):
+            self.request(method, target, body=body, headers=headers)
+        return self.getresponse()
+
     def patience(self, seconds: float) -> None:
         """How long to wait for what is asked next."""
         self.timeout = seconds
@@ -142,8 +151,7 @@ class Client:
         """The answer's body as it came. Raises Refused when the engine says no, NoEngine when it does not answer."""
         with self._failures():
             self._connection.patience(min(self._timeout, _READ_TIMEOUT) if method == "GET" else self._timeout)
-            self._connection.request(method, _target(path, query), body=body, headers=self._headers)
-            response = self._connection.getresponse()
+            response = self._connection.ask(method, _target(path, query), body, self._headers)
             content = response.read()
         if response.status != 200:
             raise _refused(response.status, content)
@@ -152,8 +160,7 @@ class Client:
     def stream(self, **query: Any) -> Iterator[StreamEvent]:
         """Server-sent events up to `bye`; NoEngine when they break off. The connection is then used up."""
         with self._failures():
-            self._connection.request("GET", _target("/v1/stream", query), headers=self._headers)
-            response = self._connection.getresponse()
+            response = self._connection.ask("GET", _target("/v1/stream", query), None, self._headers)
             if response.status != 200:
                 raise _refused(response.status, response.read())
             ended = False

@@ -349,7 +349,7 @@ def lookup(name: str) -> Flag:
     if flag is None:
         hint = did_you_mean(name, FLAGS)
         raise FlagError(
-            name, FlagReason.UNKNOWN, f"there is no flag {name!r}{hint or '; `arc serve --help` lists them'}"
+            name, FlagReason.UNKNOWN, f"there is no flag {name!r}{hint or '; `arc flags` lists them'}"
         )
     return flag
 

@@ -49,7 +49,8 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens or the model's context is reached
     CANCELLED = "cancelled"  # an operator's or the API's cancel
     DISCONNECTED = "disconnected"  # the client went away
-    FAULT = "fault"  # a step failed, or the sequence cannot ever fit: `detail` says which
+    CAPACITY = "capacity"  # its tokens need more pages than it could ever get: `detail` has the numbers
+    FAULT = "fault"  # a step failed: `detail` says how
 
 
 class WaitReason(enum.StrEnum):
@@ -68,7 +69,9 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one sequence."""
 
     reason: FinishReason
-    detail: str | None = None  # for FAULT and CANCELLED: what happened, in words a client can act on
+    detail: str | None = (
+        None  # for FAULT, CAPACITY and CANCELLED: what happened, in words a client can act on
+    )
     stop_match: int | str | None = None  # the stop token id or stop string that matched
 
 

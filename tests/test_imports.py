@@ -37,6 +37,7 @@ ENGINE_MAY: dict[str, set[str]] = {
     "version": set(),
     "folder": set(),
     "accepting": set(),
+    "json_errors": set(),
     "environment": set(),
     "config": {"flags"},
     "flags_doc": {"flags"},
@@ -58,6 +59,7 @@ ENGINE_MAY: dict[str, set[str]] = {
         "sequence",
         "version",
         "accepting",
+        "json_errors",
     },
     "core": {
         "folder",
@@ -74,7 +76,16 @@ ENGINE_MAY: dict[str, set[str]] = {
         "sequence",
         "version",
     },
-    "api": {"core.interface", "model.generation", "text", "sequence", "telemetry", "flags", "version"},
+    "api": {
+        "core.interface",
+        "model.generation",
+        "text",
+        "sequence",
+        "telemetry",
+        "flags",
+        "version",
+        "json_errors",
+    },
     "carried": {"model", "text"},
 }
 WIRES = {"serve", "service"}  # put all parts together: they may import each

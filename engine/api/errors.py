@@ -101,10 +101,15 @@ def refused_at_the_door(error: TooManyWaiting | Draining) -> ApiError:
 
 
 def ended_early(finish: Finish) -> ApiError:
-    """A sequence that a fault or an operator ended.
+    """A sequence that a fault, the cache's bounds or an operator ended.
 
+    One that outgrows the cache is no fault of the server, and asked again it would end at the same place: 400.
     A cancel is deliberate, so clients that retry every 5xx are told not to (the header is one that OpenAI's obey).
     """
+    if finish.reason is FinishReason.CAPACITY:
+        return bad_request(
+            finish.detail or "the request outgrew the KV cache", code="cache_capacity_exceeded"
+        )
     if finish.reason is FinishReason.FAULT:
         return ApiError(500, finish.detail or "the engine failed", kind="server_error", code="engine_fault")
     return ApiError(

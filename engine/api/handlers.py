@@ -61,7 +61,9 @@ class Handlers:
         self._defaults = defaults
         self._max_inflight = max_inflight
         self._inflight = 0
-        self._prompts = PromptReader(tokenizer, chat_template, handle.info.vocab_size)
+        self._prompts = PromptReader(
+            tokenizer, chat_template, handle.info.vocab_size, handle.info.max_model_len
+        )
         self._names = TokenNames(tokenizer) if tokenizer is not None else None
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -109,7 +111,7 @@ class Handlers:
                 "tokens": ids,
             }
             if body.return_token_strs:
-                answer["token_strs"] = [self._prompts.tokenizer.inner.id_to_token(i) for i in ids]
+                answer["token_strs"] = await self._prompts.strings(ids)
             return _json(answer)
 
     async def detokenize(self, request: web.Request) -> web.Response:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..text.chat import ChatTemplate, ChatTemplateError
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer, TooManyTokens
 from .bodies import ChatBody, Message, TokenizeBody
-from .errors import MAX_CHOICES, bad_request, too_many_choices
+from .errors import MAX_CHOICES, bad_request, context_exceeded, too_many_choices
 from .long_work import LongWork
 
 LONG_TEXT = 32_768  # characters; from here on tokenizing takes long enough to be kept off the event loop
@@ -30,10 +30,17 @@ class Prompt:
 class PromptReader:
     """Turns prompts into token ids for one model."""
 
-    def __init__(self, tokenizer: Tokenizer | None, template: ChatTemplate | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self._long = LongWork(MOST_TEXT)
 
     @property
@@ -52,6 +59,8 @@ class PromptReader:
             return await self._off_loop(len(prompt), lambda: [self._text(prompt, add_special, "prompt")])
         if not prompt:
             raise bad_request("'prompt' is empty", "prompt", "invalid_value")
+        if isinstance(prompt[0], int) and len(prompt) >= self._max_model_len:
+            raise context_exceeded(len(prompt), None, self._max_model_len, "prompt")
         ids = [item for item in prompt if isinstance(item, int)]
         texts = [item for item in prompt if isinstance(item, str)]
         lists = [item for item in prompt if isinstance(item, list)]
@@ -77,8 +86,20 @@ class PromptReader:
         tokenizer = self.tokenizer
         return await self._off_loop(len(text), lambda: tokenizer.encode(text, add_special=add_special))
 
+    async def strings(self, ids: Sequence[int]) -> list[str | None]:
+        """Each token as the tokenizer writes it."""
+        inner = self.tokenizer.inner
+        return await self._off_loop(len(ids), lambda: [inner.id_to_token(i) for i in ids])
+
     def _text(self, text: str, add_special: bool, param: str) -> Prompt:
-        return self._encoded(self.tokenizer.encode(text, add_special=add_special), text, param)
+        return self._encoded(self._prompt_ids(text, add_special, "prompt"), text, param)
+
+    def _prompt_ids(self, text: str, add_special: bool, param: str) -> list[int]:
+        """The tokens of a prompt that leaves room for one of output."""
+        try:
+            return self.tokenizer.encode(text, add_special=add_special, most=self._max_model_len - 1)
+        except TooManyTokens as error:
+            raise context_exceeded(error.count, None, self._max_model_len, param) from None
 
     def _encoded(self, ids: list[int], text: str | None, param: str) -> Prompt:
         """A prompt from the tokenizer, which may know more tokens than the model has weights for."""
@@ -127,7 +148,10 @@ class PromptReader:
                 continue_final_message=continues,
                 variables=body.chat_template_kwargs,
             )
-            return tokenizer.encode(text, add_special=bool(body.add_special_tokens))
+            add_special = bool(body.add_special_tokens)
+            if isinstance(body, TokenizeBody):  # counted, however many there are
+                return tokenizer.encode(text, add_special=add_special)
+            return self._prompt_ids(text, add_special, "messages")
 
         try:
             ids = await self._off_loop(_size(messages), encode)

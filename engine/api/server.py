@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
+from ..json_errors import JsonErrors
 from .errors import ApiError, internal_error, unsupported_encoding
 
 LAST_ANSWERS_SECONDS = 3.0
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
 _NEVER = 3600.0  # aiohttp's own limits, which it waits for twice: the cut comes before them
 
 
@@ -28,7 +33,9 @@ class ApiRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         """aiohttp's, with our connections in it."""
         made = await super()._make_server()
-        return _Server(made.request_handler, request_factory=made.request_factory, log=self._log)
+        return _Server(
+            _in_one_form(made.request_handler), request_factory=made.request_factory, log=self._log
+        )
 
     async def cleanup(self) -> None:
         cut = asyncio.get_running_loop().call_later(self._last_answers, self._cut_off)
@@ -50,11 +57,27 @@ class ApiRunner(web.AppRunner):
         )
 
 
+def _in_one_form(handler: Handler) -> Handler:
+    """Errors that aiohttp finds before the application's own middlewares: an Expect that it does not know."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as refused:
+            if refused.status < 400:
+                raise
+            words = _one_line(refused.text or refused.reason)
+            error = ApiError(refused.status, words, code=HTTPStatus(refused.status).name.lower())
+            return web.Response(status=error.status, body=error.body(), content_type="application/json")
+
+    return answer
+
+
 class _Server(web.Server):
-    def __init__(self, handler: object, *, request_factory: object, log: logging.Logger) -> None:
+    def __init__(self, handler: Handler, *, request_factory: object, log: logging.Logger) -> None:
         super().__init__(
-            handler,  # pyright: ignore[reportArgumentType]  (as aiohttp made them)
-            request_factory=request_factory,  # pyright: ignore[reportArgumentType]
+            handler,
+            request_factory=request_factory,  # pyright: ignore[reportArgumentType]  (as aiohttp made it)
             handler_cancellation=True,
         )
         self._log = log
@@ -68,17 +91,8 @@ class _Server(web.Server):
         )
 
 
-class _Connection(web.RequestHandler):
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What no handler has seen: bytes that are no HTTP, as every other refusal."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer is on its way already")
+class _Connection(JsonErrors):
+    def refusal(self, status: int, exc: BaseException | None, message: str | None) -> tuple[int, bytes]:
         if isinstance(exc, ContentEncodingError):  # one that this aiohttp knows and cannot unpack
             error = unsupported_encoding()
         elif isinstance(exc, HttpProcessingError) or status < 500:
@@ -91,9 +105,7 @@ class _Connection(web.RequestHandler):
             error = internal_error(
                 exc if isinstance(exc, Exception) else RuntimeError(message or "no answer")
             )
-        response = web.Response(status=error.status, body=error.body(), content_type="application/json")
-        response.force_close()
-        return response
+        return error.status, error.body()
 
 
 def _one_line(text: str) -> str:

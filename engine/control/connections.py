@@ -15,6 +15,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
+from ..json_errors import JsonErrors
 from .listening import Peer, peer_of
 from .protocol import Problem, Role
 
@@ -22,14 +23,24 @@ MOST_CONNECTIONS = 64
 LARGEST_BODY = 256 * 1024  # bytes
 IDLE = 60.0  # seconds without a whole request
 STALL = 5.0  # seconds in which a reader took nothing of what waits for it
-_REFUSED_KEPT = 64  # connections past the cap that are still told so before they are cut
+_REFUSED_KEPT = 64  # connections past the cap that are kept until they ask; those beyond are told at once
+FULL = Problem(
+    error="too many connections",
+    message=f"{MOST_CONNECTIONS} connections are open",
+    hint="close a console and try again",
+)
+_FULL_BODY = msgspec.json.encode(FULL)
+_FULL_ANSWER = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_FULL_BODY), _FULL_BODY)
+)
 
 # aiohttp logs a traceback for each malformed request: noise on the socket must not become noise in the log.
 _QUIET = logging.getLogger("arc.control.http")
 _QUIET.setLevel(logging.CRITICAL)
 
 
-class Connection(web.RequestHandler):
+class Connection(JsonErrors):
     """One connection and its role."""
 
     peer: Peer
@@ -49,7 +60,8 @@ class Connection(web.RequestHandler):
         self.refused = open_now >= MOST_CONNECTIONS
         super().connection_made(transport)
         if open_now >= MOST_CONNECTIONS + _REFUSED_KEPT:
-            transport.abort()
+            transport.write(_FULL_ANSWER)  # it lies there to be read, though the connection is over
+            transport.close()
 
     def stalled(self, now: float) -> bool:
         """True when bytes have waited for the reader for STALL seconds and it took none of them."""
@@ -65,26 +77,13 @@ class Connection(web.RequestHandler):
         if isinstance(self.transport, asyncio.WriteTransport):
             self.transport.abort()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What is no HTTP is answered as every other error, in JSON."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the answer is on its way already")
+    def refusal(self, status: int, exc: BaseException | None, message: str | None) -> tuple[int, bytes]:
         problem = Problem(
             error="malformed",
             message=(message or HTTPStatus(status).phrase).splitlines()[0],
             hint="speak HTTP/1.1: curl --unix-socket PATH http://arc/v1/hello",
         )
-        response = web.Response(
-            status=status, body=msgspec.json.encode(problem), content_type="application/json"
-        )
-        response.force_close()
-        return response
+        return status, msgspec.json.encode(problem)
 
 
 class ControlHttp(web.Server):

@@ -27,7 +27,10 @@ Detail = Literal["step", "layer", "op"]  # of the spans that are recorded
 Verdict = Literal["pass", "fail", "none"]  # of an instrument on itself; none: nothing was measured yet
 
 # Bounds of what may be sent. Text is shown on terminals: it has no control characters.
-Line = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+_ONE_LINE = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$(?!\n)"  # a `$` alone lets a last line break pass
+LINE, WORDS = rf"^{_ONE_LINE}", rf"^(?=.*\S){_ONE_LINE}"
+Line = Annotated[str, Meta(max_length=500, pattern=LINE)]
+Words = Annotated[str, Meta(max_length=500, pattern=WORDS)]
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 FlagName = Annotated[str, Meta(max_length=100)]
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
@@ -578,7 +581,7 @@ class CountersReset(msgspec.Struct, frozen=True):
 class MarkBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/actions/mark: a named line in the history."""
 
-    text: Annotated[Line, Meta(min_length=1)]
+    text: Words
 
 
 class Marked(msgspec.Struct, frozen=True):

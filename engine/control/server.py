@@ -14,7 +14,7 @@ from ..accepting import AcceptTrouble
 from . import paths
 from . import protocol as p
 from .audit import Audit, Entry
-from .connections import MOST_CONNECTIONS, Connection, ControlHttp
+from .connections import FULL, MOST_CONNECTIONS, Connection, ControlHttp
 from .endpoints import Endpoint, Match, match
 from .engine_port import ControlPort
 from .errors import Answer, problem
@@ -175,12 +175,7 @@ class ControlServer:
         connection = request.protocol
         assert isinstance(connection, Connection)
         if connection.refused:
-            raise problem(
-                503,
-                "too many connections",
-                f"{MOST_CONNECTIONS} connections are open",
-                "close a console and try again",
-            )
+            raise Answer(503, FULL)
         endpoint, parts = _find(request)
         _lower_role(connection, request.headers.get(p.ROLE_HEADER))
         if endpoint.role == "operator" and connection.role != "operator":
@@ -231,6 +226,21 @@ def _lower_role(connection: Connection, wanted: str | None) -> None:
     connection.role = wanted
 
 
+_PATTERNS = {
+    repr(p.LINE): "is one line of text, without control characters",
+    repr(p.WORDS): "is one line of text that is not blank, without control characters",
+}
+
+
+def _plainly(error: Exception) -> str:
+    """msgspec's report, but for patterns, which it quotes: what they ask for."""
+    what, _, place = str(error).rpartition(" - at ")
+    for pattern, words in _PATTERNS.items():
+        if what.endswith(pattern):
+            return f"{place.strip('`').removeprefix('$.')} {words}"
+    return str(error)
+
+
 def _query(request: web.BaseRequest, endpoint: Endpoint) -> Any:
     given: dict[str, str] = {}
     for name, value in request.query.items():
@@ -241,7 +251,7 @@ def _query(request: web.BaseRequest, endpoint: Endpoint) -> Any:
         return msgspec.convert(given, endpoint.query, strict=False)
     except msgspec.ValidationError as error:
         raise problem(
-            400, "bad request", f"in the query: {error}", "GET /v1/schema says what may stand there"
+            400, "bad request", f"in the query: {_plainly(error)}", "GET /v1/schema says what may stand there"
         ) from None
 
 
@@ -260,5 +270,5 @@ async def _body(request: web.BaseRequest, wanted: type[msgspec.Struct]) -> Any:
         return msgspec.json.decode(raw or b"{}", type=wanted)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise problem(
-            400, "bad request", f"in the body: {error}", "GET /v1/schema says what may stand there"
+            400, "bad request", f"in the body: {_plainly(error)}", "GET /v1/schema says what may stand there"
         ) from None

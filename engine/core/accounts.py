@@ -9,6 +9,8 @@ from ..scheduler.types import Row, Step
 from ..sequence import FinishReason, Sequence, WaitReason
 from ..telemetry.records import Counters, StepRecord
 
+_NOBODY_WAITS: dict[WaitReason, int] = dict.fromkeys(WaitReason, 0)
+
 
 class Accounts:
     def __init__(self, counters: Counters, scheduler: Scheduler) -> None:
@@ -27,16 +29,23 @@ class Accounts:
                 counters.queue.observe(began - seq.request.arrival)
                 counters.prompt_length.observe(seq.prompt_len)
 
-    def tokens(self, seq: Sequence, count: int, now: float) -> None:
-        """`count` tokens came out together. Each is said to have taken an equal part of the time since the last one."""
+    def tokens(self, brought: list[tuple[Sequence, int]], now: float) -> None:
+        """What a step brought to each sequence, in tokens. Those that came out together are said to have taken equal
+        parts of the time since the last one, which was that of the same step for most: so they are counted together.
+        """
         counters = self._counters
-        counters.generation_tokens += count
-        if seq.last_token_at is None:
-            seq.first_token_at = now
-            counters.time_to_first_token.observe(now - seq.request.arrival)
-        else:
-            counters.inter_token.observe((now - seq.last_token_at) / count, count)
-        seq.last_token_at = now
+        gaps: dict[tuple[float, int], int] = {}
+        for seq, count in brought:
+            counters.generation_tokens += count
+            if seq.last_token_at is None:
+                seq.first_token_at = now
+                counters.time_to_first_token.observe(now - seq.request.arrival)
+            else:
+                gap = (seq.last_token_at, count)
+                gaps[gap] = gaps.get(gap, 0) + count
+            seq.last_token_at = now
+        for (last, count), times in gaps.items():
+            counters.inter_token.observe((now - last) / count, times)
 
     def verified(self, row: Row, right: int) -> None:
         """A row's drafts, the first `right` of which were what the model itself chose."""
@@ -88,7 +97,9 @@ class Accounts:
         counters, scheduler, pages = self._counters, self._scheduler, self._scheduler.pages
         counters.running = scheduler.running_count
         counters.waiting = scheduler.waiting_count
-        counters.waiting_by_reason = dict.fromkeys(WaitReason, 0) | scheduler.waiting_by_reason()
+        counters.waiting_by_reason = (
+            _NOBODY_WAITS | scheduler.waiting_by_reason() if counters.waiting else _NOBODY_WAITS
+        )
         counters.pages_used = pages.used
         counters.pages_cached = pages.cached
         counters.pages_free = pages.free

@@ -28,7 +28,8 @@ class BlockTables:
         self._filled: dict[int, int] = {}  # sequence number -> pages copied
         self._free = list(range(_FIRST_ROWS - 1, -1, -1))
         self._gathered = self._table[:0]
-        self._gathered_for: list[int] = []  # sequence numbers, row by row
+        self._gathered_for: list[Sequence] = []  # row by row
+        self._pages: list[int] = []  # how many of each row's pages it has
 
     def __len__(self) -> int:
         return len(self._row)
@@ -38,17 +39,18 @@ class BlockTables:
 
         Good until the next call, which may write into it.
         """
-        numbers = [seq.number for seq in sequences]
-        longest = max(len(seq.pages) for seq in sequences)
-        if numbers != self._gathered_for or longest != self._gathered.shape[1]:
+        pages = [len(seq.pages) for seq in sequences]
+        longest = max(pages)
+        if sequences != self._gathered_for or longest != self._gathered.shape[1]:
             rows = [self._synced(seq) for seq in sequences]
-            self._gathered, self._gathered_for = self._table[rows, :longest], numbers
-            return self._gathered
-        for place, seq in enumerate(sequences):
-            filled = self._filled[seq.number]
-            if filled < len(seq.pages):
-                self._synced(seq)
-                self._gathered[place, filled : len(seq.pages)] = seq.pages[filled:]
+            self._gathered, self._gathered_for = self._table[rows, :longest], sequences
+        elif pages != self._pages:
+            for place, seq in enumerate(sequences):
+                filled = self._pages[place]
+                if filled < pages[place]:
+                    self._synced(seq)
+                    self._gathered[place, filled : pages[place]] = seq.pages[filled:]
+        self._pages = pages
         return self._gathered
 
     def release(self, number: int) -> None:

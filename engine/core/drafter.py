@@ -114,14 +114,10 @@ class Drafter:
 
     def further(self, parts: Rows[_Part], place: int, last: Predicted) -> Predicted:
         """The draft at `place` of each part, from those before it."""
-        rows = range(len(parts))
-        batch = self._layout.batch(
+        batch = self._layout.decode_batch(
             [part.seq for part in parts],
-            np.array([part.end - 1 + place for part in parts], dtype=np.int64),
-            [1] * len(parts),
+            [part.end - 1 + place for part in parts],
             last.token_ids,
-            len(parts),
-            rows,
         )
         return self.head.forward(batch, last.hidden, self._cache)
 

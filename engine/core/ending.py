@@ -17,18 +17,14 @@ class EndRules:
 
     def cut(self, seq: Sequence, new: tuple[int, ...]) -> tuple[tuple[int, ...], Finish | None]:
         """The `new` tokens up to the one that ends it all, and the end that it brings; without one, all and None."""
-        for count, token in enumerate(new, 1):
-            if (finish := self._finish_of(seq, token, count)) is not None:
-                return new[:count], finish
-        return new, None
-
-    def _finish_of(self, seq: Sequence, token: int, new: int) -> Finish | None:
-        """The end that `token` brings, the last of `new` tokens that the sequence does not count yet."""
         params = seq.request.params
-        if token in self._eos_ids and not params.ignore_eos:
-            return Finish(reason=FinishReason.STOP)
-        if token in params.stop_token_ids:
-            return Finish(reason=FinishReason.STOP, stop_match=token)
-        if seq.output_len + new >= params.max_tokens or len(seq.tokens) + new >= self._max_model_len:
-            return Finish(reason=FinishReason.LENGTH)
-        return None
+        eos = () if params.ignore_eos else self._eos_ids
+        room = min(seq.prompt_len + params.max_tokens, self._max_model_len) - len(seq.tokens)
+        for count, token in enumerate(new, 1):
+            if token in eos:
+                return new[:count], Finish(reason=FinishReason.STOP)
+            if token in params.stop_token_ids:
+                return new[:count], Finish(reason=FinishReason.STOP, stop_match=token)
+            if count >= room:
+                return new[:count], Finish(reason=FinishReason.LENGTH)
+        return new, None

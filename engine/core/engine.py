@@ -142,7 +142,7 @@ class Engine:
         try:
             self.scheduler.add(seq)
         except CannotFit as error:
-            finish = Finish(reason=FinishReason.FAULT, detail=str(error))
+            finish = Finish(reason=FinishReason.CAPACITY, detail=str(error))
             self._outputs.append(Output(request_id=seq.id, finish=finish))
             self.accounts.ended(seq, finish.reason, time.monotonic())
             self._flush()
@@ -209,19 +209,20 @@ class Engine:
         self.scheduler.commit(step, [tokens for tokens, _ in cut], result.drafts)
         self._open = None
         self.accounts.left_out(result.left_out)
-        ended = len(result.faults)
+        brought: list[tuple[Sequence, int]] = []
+        ended: list[tuple[Sequence, Finish]] = []
         for row, sampled, (tokens, finish), logprobs in zip(
             result.rows, result.tokens, cut, result.logprobs, strict=True
         ):
             seq = row.seq
             if seq.status is Status.FINISHED:
                 continue
-            self.accounts.tokens(seq, len(tokens), now)
+            brought.append((seq, len(tokens)))
             if row.drafts:
                 self.accounts.verified(row, len(sampled) - 1)
             self._outputs.append(
                 Output(
-                    request_id=seq.id,
+                    request_id=seq.request.id,
                     token_ids=tokens,
                     logprobs=None if logprobs is None else logprobs[: len(tokens)],
                     finish=finish,
@@ -229,9 +230,11 @@ class Engine:
                 )
             )
             if finish is not None:
-                ended += 1
-                self._release(seq, finish, now)
-        return ended
+                ended.append((seq, finish))
+        self.accounts.tokens(brought, now)
+        for seq, finish in ended:
+            self._release(seq, finish, now)
+        return len(result.faults) + len(ended)
 
     def _record(
         self, step: Step, began: float, scheduled: float, result: StepResult | None, finished: int

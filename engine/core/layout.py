@@ -6,7 +6,7 @@ How the cache is laid out is chosen once, at the start, and known here and in th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from itertools import accumulate
 
@@ -30,6 +30,9 @@ class Layout(ABC):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # of batches of decode rows alone, kept while their number stays: written by nobody
+        self._every = self.to_device(np.arange(0))
+        self._query_starts: tuple[int, ...] = (0,)
 
     # -- a step: opened, then batches of its rows, then closed ---------------------------------------------------
 
@@ -38,15 +41,15 @@ class Layout(ABC):
         """Before the step's forward. `depth`: drafts that may be written behind each row's tokens."""
 
     @abstractmethod
-    def close(self, lengths: Mapping[int, int]) -> None:
-        """After it: how many tokens of each sequence, by number, count as computed."""
+    def close(self, step: Step, tokens: list[tuple[int, ...]]) -> None:
+        """After it. `tokens`: what each row that samples brought, so that drafts which were wrong do not count."""
 
     def batch(
         self,
         sequences: list[Sequence],
         starts: Places,
         counts: Rows[int],
-        tokens: Rows[int] | Tensor,
+        tokens: Rows[int],
         decode_rows: int,
         sample: Rows[int],
     ) -> ForwardBatch:
@@ -56,25 +59,40 @@ class Layout(ABC):
         """
         query_starts = (0, *accumulate(counts))
         lengths = starts + np.array(counts)
-        if query_starts[-1] == len(sequences):
-            row_of = np.arange(len(sequences))
-            positions = starts
-        else:
-            row_of = np.repeat(np.arange(len(sequences)), counts)
-            positions = np.arange(query_starts[-1]) - np.array(query_starts[:-1])[row_of] + starts[row_of]
+        row_of = np.repeat(np.arange(len(sequences)), counts)
+        positions = np.arange(query_starts[-1]) - np.array(query_starts[:-1])[row_of] + starts[row_of]
         expanded = decode_rows < len(sequences)
         tables, slots = self._places(sequences, row_of, positions, int(lengths.max()) if expanded else None)
-        if not isinstance(tokens, Tensor):
-            tokens = self.to_device(np.array(tokens, dtype=np.int64))
         return ForwardBatch(
-            token_ids=tokens,
+            token_ids=self._column(tokens),
             positions=self.to_device(positions),
             slots=self.to_device(slots),
             block_tables=self.to_device(tables),
             lengths=tuple(lengths.tolist()),
             query_starts=query_starts,
             decode_rows=decode_rows,
-            sample_tokens=self.to_device(np.array(sample, dtype=np.int64)),
+            sample_tokens=self._column(sample),
+        )
+
+    def decode_batch(
+        self, sequences: list[Sequence], starts: list[int], tokens: list[int] | Tensor
+    ) -> ForwardBatch:
+        """One query token a row, and the logits of all. The numbers of so few rows are written down in less time than
+        operations on arrays take to begin."""
+        count = len(sequences)
+        if len(self._every) != count:
+            self._every = self.to_device(np.arange(count))
+            self._query_starts = tuple(range(count + 1))
+        tables, slots = self._decode_places(sequences, starts)
+        return ForwardBatch(
+            token_ids=tokens if isinstance(tokens, Tensor) else self._column(tokens),
+            positions=self._column(starts),
+            slots=self._column(slots),
+            block_tables=self.to_device(tables),
+            lengths=tuple([start + 1 for start in starts]),
+            query_starts=self._query_starts,
+            decode_rows=count,
+            sample_tokens=self._every,
         )
 
     @abstractmethod
@@ -82,6 +100,10 @@ class Layout(ABC):
         self, sequences: list[Sequence], row_of: Places, positions: Places, longest: int | None
     ) -> tuple[Places, Places]:
         """Block tables [R, P], and each query token's slot [T]. `longest`: of all rows; None: all of them decode."""
+
+    @abstractmethod
+    def _decode_places(self, sequences: list[Sequence], starts: list[int]) -> tuple[Places, list[int]]:
+        """The same for one query token a row, at `starts`."""
 
     # -- between steps -------------------------------------------------------------------------------------------
 
@@ -96,6 +118,9 @@ class Layout(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Sequences that are known here."""
+
+    def _column(self, numbers: Rows[int]) -> Tensor:
+        return self.to_device(np.array(numbers, dtype=np.int64))
 
     def to_device(self, array: Places) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -115,7 +140,7 @@ class PagedLayout(Layout):
     def open(self, step: Step, depth: int) -> None:
         """Nothing: the scheduler has the pages already."""
 
-    def close(self, lengths: Mapping[int, int]) -> None:
+    def close(self, step: Step, tokens: list[tuple[int, ...]]) -> None:
         """Nothing: what does not count lies behind a sequence's end and is overwritten."""
 
     def _places(
@@ -125,6 +150,14 @@ class PagedLayout(Layout):
         size = self.paged.page_size
         page, offset = np.divmod(positions, size)
         return tables, tables[row_of, page] * size + offset
+
+    def _decode_places(self, sequences: list[Sequence], starts: list[int]) -> tuple[Places, list[int]]:
+        size = self.paged.page_size
+        slots = [
+            seq.pages[start // size] * size + start % size
+            for seq, start in zip(sequences, starts, strict=True)
+        ]
+        return self._tables.gather(sequences), slots
 
     def release(self, seq: Sequence) -> None:
         self._tables.release(seq.number)
@@ -157,7 +190,12 @@ class DenseLayout(Layout):
             self._stripping,
         )
 
-    def close(self, lengths: Mapping[int, int]) -> None:
+    def close(self, step: Step, tokens: list[tuple[int, ...]]) -> None:
+        brought = iter(tokens)
+        lengths: dict[int, int] = {}
+        for row in step.rows:
+            new = next(brought) if row.samples else ()
+            lengths[row.seq.number] = row.start + (len(new) if row.decode else row.count)
         self._dense.close(lengths, self._stripping)
 
     def _places(
@@ -172,6 +210,11 @@ class DenseLayout(Layout):
             ) * columns - 1  # of the row: what a padded table names must be its own
             tables = np.minimum(tables + np.arange(longest), last)
         return tables, first[row_of] + positions
+
+    def _decode_places(self, sequences: list[Sequence], starts: list[int]) -> tuple[Places, list[int]]:
+        first = self._dense.first([seq.number for seq in sequences])
+        tables = np.array(first, dtype=np.int64)[:, None]
+        return tables, [slot + start for slot, start in zip(first, starts, strict=True)]
 
     def release(self, seq: Sequence) -> None:
         self._dense.drop(seq.number)

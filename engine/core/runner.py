@@ -74,7 +74,7 @@ class Runner:
         began = time.perf_counter()
         output, layout = self.forward(step)
         ran = time.perf_counter()
-        sampling = tuple(row for row in step.rows if row.samples)
+        sampling = tuple([row for row in step.rows if row.samples])
         verified = Verified([], [], {})
         if step.draft_tokens:
             verified = self.verify(output.logits, sampling)
@@ -97,13 +97,7 @@ class Runner:
         )
         if self.depth:
             result = self.draft(step, output.hidden, result, done)
-        new = {row.seq.number: tokens for row, tokens in zip(result.rows, result.tokens, strict=True)}
-        self._layout.close(
-            {
-                row.seq.number: row.start + (len(new[row.seq.number]) if row.decode else row.count)
-                for row in step.rows
-            }
-        )
+        self._layout.close(step, result.tokens)
         return result
 
     def verify(self, logits: torch.Tensor, rows: tuple[Row, ...]) -> Verified:
@@ -159,6 +153,10 @@ class Runner:
 
     def lay_out(self, step: Step) -> ForwardBatch:
         rows = step.rows
+        sequences = [row.seq for row in rows]
+        starts = [row.start for row in rows]
+        if step.tokens == step.decode_rows == len(rows):
+            return self._layout.decode_batch(sequences, starts, [seq.tokens[-1] for seq in sequences])
         counts = [row.count for row in rows]
         tokens: list[int] = []
         sample: list[int] = []
@@ -171,5 +169,6 @@ class Runner:
                 tokens += row.seq.tokens[row.start : row.start + row.count]
                 if row.samples:
                     sample.append(len(tokens) - 1)
-        starts = np.array([row.start for row in rows], dtype=np.int64)
-        return self._layout.batch([row.seq for row in rows], starts, counts, tokens, step.decode_rows, sample)
+        return self._layout.batch(
+            sequences, np.array(starts, dtype=np.int64), counts, tokens, step.decode_rows, sample
+        )

@@ -155,6 +155,10 @@ class PageManager:
         seq.predicted = sum(1 for block in chain if block.predicted) * self.page_size
         self._tables[seq.number] = (seq, list(chain))
 
+    def covers(self, seq: Sequence) -> bool:
+        """Whether `grow` would give every token of `seq` a place and take no page for it, as for most decode rows."""
+        return self.used <= self.limit and len(seq.tokens) <= len(seq.pages) * self.page_size
+
     def grow(self, seq: Sequence, tokens: int, reach: int = 0) -> bool:
         """Let the table of `seq` cover `tokens` tokens: all the pages it lacks, or none and False.
 

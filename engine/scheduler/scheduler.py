@@ -33,6 +33,9 @@ class _Forming:
     now: float
     decode: list[Entry] = field(default_factory=list)
     late: list[Entry] = field(default_factory=list)  # decode rows beyond their share of the budget
+    prefilling: list[Entry] = field(
+        default_factory=list
+    )  # admitted before this step, more than a token to compute
     prompts: list[tuple[Entry, int]] = field(default_factory=list)  # with the count of query tokens
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -184,7 +187,9 @@ class Scheduler:
         self._newcomers = set()
         self._ousted = {}
         forming = _Forming(self.config.max_step_tokens, now)
-        decode = [entry for entry in self._running.values() if entry.seq.remaining == 1]
+        decode: list[Entry] = []
+        for entry in self._running.values():
+            (decode if entry.seq.remaining == 1 else forming.prefilling).append(entry)
         if self.config.admission == "bucketed" and decode:
             decode = self._run_bucket(forming, decode)
         self._add_decode_rows(forming, decode)
@@ -210,8 +215,9 @@ class Scheduler:
             raise RuntimeError("this is not the step under way")
         counts = [row.count for row in step.rows if row.samples]
         given = [len(tokens) for tokens in sampled]
-        if len(given) != len(counts) or not all(
-            1 <= n <= most for n, most in zip(given, counts, strict=True)
+        if given != counts and (
+            len(given) != len(counts)
+            or not all(1 <= n <= most for n, most in zip(given, counts, strict=True))
         ):
             raise ValueError(f"rows of {counts} query tokens sample, but the results have {given} tokens")
         self._open = None
@@ -222,14 +228,14 @@ class Scheduler:
             new = next(results) if row.samples else ()
             if seq.status is not Status.RUNNING:
                 continue
-            before = seq.computed
-            seq.tokens.extend(new)
-            seq.computed = len(seq.tokens) - 1 if new else before + row.count
-            proposed = drafts.get(seq.number)
+            before, tokens = seq.computed, seq.tokens
+            tokens += new
+            seq.computed = computed = len(tokens) - 1 if new else before + row.count
+            proposed = drafts.get(seq.number) if drafts else None
             if proposed is not None:
-                seq.predicted = seq.computed
+                seq.predicted = computed
             seq.drafts = proposed or ()
-            if seq.computed // size > before // size:
+            if computed // size > before // size:
                 self.pages.register(seq)
 
     def abort(self, step: Step) -> None:
@@ -253,13 +259,15 @@ class Scheduler:
 
     def _add_decode_rows(self, forming: _Forming, decode: list[Entry]) -> None:
         """Those that waited longest first, if the budget does not hold all besides the prompts' share."""
-        quota = self._decode_quota()
+        quota = self._decode_quota(forming)
         if len(decode) > quota:
             decode.sort(key=lambda entry: entry.served)
         forming.late = decode[quota:]
+        pages, chosen = self.pages, forming.decode
         for entry in decode[:quota]:
-            if entry.seq.status is Status.RUNNING and self._make_room(forming, entry):
-                forming.decode.append(entry)
+            seq = entry.seq
+            if seq.status is Status.RUNNING and (pages.covers(seq) or self._make_room(forming, entry)):
+                chosen.append(entry)
         if forming.preempted:  # a later row's need may have taken an earlier row's pages
             forming.decode = [entry for entry in forming.decode if entry.seq.status is Status.RUNNING]
             forming.late = [entry for entry in forming.late if entry.seq.status is Status.RUNNING]
@@ -285,14 +293,13 @@ class Scheduler:
                 budget -= count
                 forming.budget -= count
 
-    def _decode_quota(self) -> int:
+    def _decode_quota(self, forming: _Forming) -> int:
         """The rows that may decode before prompts had their share of the budget, an eighth, if they could use
         it.
         """
         config = self.config
-        prompts = any(entry.seq.remaining > 1 for entry in self._running.values())
         could_admit = self._queue and not config.paused and len(self._running) < config.max_running
-        share = max(config.max_step_tokens // 8, 1) if prompts or could_admit else 0
+        share = max(config.max_step_tokens // 8, 1) if forming.prefilling or could_admit else 0
         return config.max_step_tokens - share
 
     def _make_room(self, forming: _Forming, entry: Entry) -> bool:
@@ -316,8 +323,8 @@ class Scheduler:
         """A chunk each, the longest admitted first, as far as the budget goes. Their pages are held since
         admission.
         """
-        for entry in self._running.values():
-            if entry.seq.remaining > 1:
+        for entry in forming.prefilling:
+            if entry.seq.status is Status.RUNNING:  # it may have given its pages to a decode row
                 self._add_chunk(forming, entry)
 
     def _add_chunk(self, forming: _Forming, entry: Entry) -> None:
@@ -429,16 +436,18 @@ class Scheduler:
     def _close_step(self, forming: _Forming) -> Step | None:
         if not (forming.decode or forming.prompts or forming.preempted or forming.failed):
             return None
-        rows, recomputed, draft_tokens = [], 0, 0
+        rows, recomputed, index, drafts = [], 0, self._index, forming.drafts
         for entry in forming.decode:
-            recomputed += self._serve(entry, 1)
             seq = entry.seq
-            drafts = forming.drafts.get(seq.number, ())
-            draft_tokens += len(drafts)
-            rows.append(Row(seq, seq.computed, 1 + len(drafts), samples=True, decode=True, drafts=drafts))
+            entry.served, seq.wait_reason = index, None
+            if entry.high > seq.computed:
+                recomputed += 1
+            proposed = drafts.get(seq.number, ()) if drafts else ()
+            rows.append(Row(seq, seq.computed, 1 + len(proposed), True, True, proposed))
         for entry, count in forming.prompts:
-            recomputed += self._serve(entry, count)
             seq = entry.seq
+            entry.served, seq.wait_reason = index, None
+            recomputed += max(min(entry.high, seq.computed + count) - seq.computed, 0)
             rows.append(Row(seq, seq.computed, count, samples=count == seq.remaining, decode=False))
         self._index += 1
         self._open = Step(
@@ -451,16 +460,9 @@ class Scheduler:
             prefix_queries=forming.queries,
             prefix_hits=forming.hits,
             recomputed_tokens=recomputed,
-            draft_tokens=draft_tokens,
+            draft_tokens=sum(map(len, drafts.values())),
         )
         return self._open
-
-    def _serve(self, entry: Entry, count: int) -> int:
-        """Note that the sequence has a row; how many of its tokens are computed for a second time."""
-        seq = entry.seq
-        entry.served = self._index
-        seq.wait_reason = None
-        return max(min(entry.high, seq.computed + count) - seq.computed, 0)
 
     # -- moves -----------------------------------------------------------------------------------------------
 
@@ -488,7 +490,7 @@ class Scheduler:
         return f"{tokens} tokens need {pages.pages_for(tokens)} pages of {pages.page_size} and {have}"
 
     def _fail(self, forming: _Forming, entry: Entry) -> None:
-        entry.seq.finish = Finish(reason=FinishReason.FAULT, detail=self._why_not(entry))
+        entry.seq.finish = Finish(reason=FinishReason.CAPACITY, detail=self._why_not(entry))
         self.remove(entry.seq)
         forming.failed.append(entry.seq)
 

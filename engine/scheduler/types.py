@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from ..sequence import Sequence
 
 Order = Literal["fcfs", "prefix", "priority"]
@@ -32,8 +34,7 @@ class SchedulerConfig:
     spec_depth: int = 0  # spec.depth: most drafts of one row in a step; 0: no speculation
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One sequence's part of a step: query tokens tokens[start : start + count], and of a decode row its drafts.
 
     `samples` is true when the sequence's last token is among them, so the step yields its next token, and one more for
@@ -57,7 +58,7 @@ class Step:
     prompt_tokens: int  # query tokens of the prompt rows
     admitted: tuple[Sequence, ...] = ()  # sequences that became RUNNING in this step
     preempted: tuple[Sequence, ...] = ()
-    failed: tuple[Sequence, ...] = ()  # can never fit: finished with FAULT and a detail; not in rows
+    failed: tuple[Sequence, ...] = ()  # can never fit: finished with CAPACITY and a detail; not in rows
     # for the engine's counters, this step's share of each
     prefix_queries: int = 0  # prompt tokens looked up: first admissions only, with the prefix cache on
     prefix_hits: int = 0  # of these, tokens found

@@ -31,6 +31,7 @@ _ENDED = {
     FinishReason.LENGTH: "length",
     FinishReason.CANCELLED: "abort",
     FinishReason.DISCONNECTED: "abort",
+    FinishReason.CAPACITY: "error",
     FinishReason.FAULT: "error",
 }
 

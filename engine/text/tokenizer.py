@@ -26,6 +26,14 @@ def byte_of_char() -> dict[str, int]:
 BYTE_OF_CHAR = byte_of_char()
 
 
+class TooManyTokens(Exception):
+    """A text has more tokens than its asker has a use for."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"the text has {count} tokens")
+        self.count = count
+
+
 class Tokenizer:
     """The tokenizer of one folder. Encoding and decoding hold no state: any thread may call them.
 
@@ -67,12 +75,13 @@ class Tokenizer:
             raise config.error(key, "it is not a token of tokenizer.json")
         return id_
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, most: int | None = None) -> list[int]:
         """Token ids of `text`. `add_special`: with what the tokenizer's post-processor puts around every text,
         most often a beginning-of-sequence token; a rendered chat already holds it. add_bos_token in
         tokenizer_config.json has no say, as in transformers 5.
 
-        Raises ValueError for a text that is not Unicode (a lone surrogate).
+        Raises ValueError for a text that is not Unicode (a lone surrogate), and TooManyTokens where there would be more
+        than `most`: a list of millions holds the whole process while it is made, so one that is refused is not made.
         """
         try:
             text.encode()
@@ -80,7 +89,10 @@ class Tokenizer:
             raise ValueError(f"the text is not valid Unicode at character {error.start}") from error
         # The batch call lets other threads run, which `encode` does not: a megabyte of text held
         # the whole process for a second. The fast one leaves out offsets, which nobody needs here.
-        return self.inner.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+        encoding = self.inner.encode_batch_fast([text], add_special_tokens=add_special)[0]
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(len(encoding))
+        return encoding.ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`. Bytes that form no character become U+FFFD, ids without a token nothing."""

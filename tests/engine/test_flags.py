@@ -275,7 +275,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(typo: str, right: str) -> 
 
 
 def test_a_name_like_none_points_at_the_list() -> None:
-    with pytest.raises(FlagError, match=r"`arc serve --help` lists them"):
+    with pytest.raises(FlagError, match=r"`arc flags` lists them"):
         lookup("%%%")
 
 

@@ -10,8 +10,12 @@ from typing import Any, cast
 import pytest
 from arc.engine.api.long_work import LongWork
 from arc.engine.api.prompts import MOST_TEXT, PromptReader
+from arc.engine.text.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from .conftest import Serve
+from .test_errors import CHAT, COMPLETION
 
 MOST = 10
 
@@ -89,7 +93,7 @@ def test_large_texts_are_tokenized_one_after_the_other() -> None:
     under_way = worst = 0
 
     class Slow:
-        def encode(self, text: str, *, add_special: bool) -> list[int]:
+        def encode(self, text: str, *, add_special: bool, most: int) -> list[int]:
             nonlocal under_way, worst
             with lock:
                 under_way += len(text)
@@ -100,9 +104,55 @@ def test_large_texts_are_tokenized_one_after_the_other() -> None:
             return [1]
 
     async def main() -> None:
-        reader = PromptReader(cast("Any", Slow()), None, 2)
+        reader = PromptReader(cast("Any", Slow()), None, 2, 100)
         half = "a" * (MOST_TEXT // 2)
         await asyncio.gather(*(reader.completion(text, True) for text in (half, half + "a", half, half)))
 
     asyncio.run(main())
     assert 0 < worst <= MOST_TEXT
+
+
+async def test_a_prompt_of_millions_of_tokens_is_refused_without_a_list_of_them(
+    serve: Serve, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making that list holds every other request up for as long as it takes, so only /tokenize, which answers with it,
+    has it made. The number is still the exact one."""
+    made: list[int] = []
+    batch = tokenizer.inner.encode_batch_fast
+
+    class Counted:
+        def __init__(self, encoding: Any) -> None:
+            self._encoding = encoding
+
+        def __len__(self) -> int:
+            return len(self._encoding)
+
+        @property
+        def ids(self) -> list[int]:
+            made.append(len(self._encoding))
+            return self._encoding.ids
+
+    class Inner:
+        def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Counted]:
+            return [Counted(each) for each in batch(texts, add_special_tokens=add_special_tokens)]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(original, name)
+
+    original = tokenizer.inner
+    monkeypatch.setattr(tokenizer, "inner", Inner())
+    text = "word " * 80_000
+    async with serve() as api:
+        for path, body, special in (
+            (COMPLETION, {"prompt": text}, 1),
+            (COMPLETION, {"prompt": ["a", text]}, 1),
+            (CHAT, {"messages": [{"role": "user", "content": text}]}, len("[user][assistant]")),
+        ):
+            status, answer = await api.post(path, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert f"has {len(text) + special} tokens" in answer["error"]["message"]
+        assert max(made, default=0) < 100
+        status, answer = await api.post("/tokenize", {"prompt": text})
+        assert (status, answer["count"]) == (200, len(text) + 1)
+        status, answer = await api.post(COMPLETION, {"prompt": [65] * 100_000})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")

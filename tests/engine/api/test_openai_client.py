@@ -415,6 +415,23 @@ async def test_a_fault_in_a_stream_is_an_event(serve: Serve):
     assert caught.value.code == "engine_fault"
 
 
+async def test_outgrowing_the_cache_is_the_requests_own_error_and_asked_once(serve: Serve):
+    """The server works, and the same request would end at the same place again."""
+    detail = "65 tokens need 5 pages of 16 and cache.page_cap allows 4 of 64"
+    engine = ScriptedEngine(failing(3, FinishReason.CAPACITY, detail))
+    async with serve(engine) as api:
+        client = api.openai.with_options(max_retries=2)
+        with pytest.raises(openai.BadRequestError, match=detail) as refused:
+            await client.completions.create(model="austen", prompt="a", max_tokens=9)
+        assert refused.value.code == "cache_capacity_exceeded"
+        assert len(engine.requests) == 1
+        stream = await client.completions.create(model="austen", prompt=[97], max_tokens=9, stream=True)
+        with pytest.raises(openai.APIError, match=detail) as ended:
+            async for _ in stream:
+                pass
+        assert (ended.value.code, ended.value.type) == ("cache_capacity_exceeded", "invalid_request_error")
+
+
 async def test_a_cancel_is_an_error_that_clients_do_not_repeat(serve: Serve):
     engine = ScriptedEngine(failing(1, FinishReason.CANCELLED, "cancelled by an operator"))
     async with serve(engine) as api:

@@ -23,6 +23,8 @@ BROKEN = [
     (b"nonsense\r\n\r\n", 400, ""),
     (b"GET /health HTTP/9.9\r\n\r\n", 400, ""),
     (b"GET /health HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n", 400, ""),
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nExpect: nonsense\r\n\r\n", 417, "Expect: nonsense"),
+    (b"GET /nowhere HTTP/1.1\r\nHost: x\r\nExpect: nonsense\r\n\r\n", 417, "Expect: nonsense"),
     (b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 400, ""),
     (b"POST " + COMPLETION.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n", 400, ""),
     (

@@ -377,6 +377,26 @@ def test_bad_bodies_are_refused_with_a_reason(running: Running, body: Any) -> No
     assert running.engine.settings.version == 0
 
 
+@pytest.mark.parametrize("text", ["a\nb", "a\n", "\x1b[2J", "\u2028", "", " ", "\t"])
+def test_a_mark_or_a_reason_that_is_no_line_of_text_is_refused_in_one_sentence(
+    running: Running, text: str
+) -> None:
+    wire = running.connect()
+    status, problem = wire.ask("POST", "/v1/actions/mark", {"text": text})
+    assert (status, problem["message"]) == (
+        400,
+        "in the body: text is one line of text that is not blank, without control characters",
+    )
+    change = {"changes": {"sched.paused": False}, "reason": text, "dry_run": True}
+    status, problem = wire.ask("PATCH", "/v1/flags", change)
+    if text.isprintable():  # a reason may be left out
+        assert status == 200
+    else:
+        plain = "in the body: reason is one line of text, without control characters"
+        assert (status, problem["message"]) == (400, plain)
+    assert not running.engine.events.since(0)[1]
+
+
 @pytest.mark.parametrize("value", [10**400, -(10**400), 2**63, 1.5, "9" * 5000, "1e9", "", "０"])
 def test_huge_and_odd_numbers_are_refused_by_name(running: Running, value: Any) -> None:
     status, problem = running.connect().ask("PATCH", "/v1/flags", {"changes": {"sched.max_running": value}})

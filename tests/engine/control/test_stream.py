@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from arc.console.client import connected
+from arc.console.client import Client, Refused, connected
 from arc.engine.control import connections
 from arc.engine.control import stream as stream_module
 from arc.engine.control.events import EventLog
@@ -180,6 +180,22 @@ def test_sixty_four_consoles_and_the_next_is_told_why(start: Callable[..., Runni
     wires[0].close()
     del streams[0]
     until(lambda: running.connect().ask("GET", "/v1/hello")[0] == 200)
+
+
+def test_all_past_the_cap_are_told_why_those_too_that_ask_late(running: Running) -> None:
+    """They have connected, and some of them are cut off before they say a word."""
+    held = [connected(running.path) for _ in range(connections.MOST_CONNECTIONS)]
+    until(lambda: running.server.open_connections == len(held))
+    late = [Client(running.path) for _ in range(2 * connections.MOST_CONNECTIONS)]
+    for client in late:
+        client._connection.connect()
+    until(lambda: running.server.open_connections == 2 * connections.MOST_CONNECTIONS)
+    for client in late:
+        with client, pytest.raises(Refused) as refused:
+            client.raw("POST", "/v1/actions/mark", b'{"text": "late"}')
+        assert (refused.value.status, refused.value.problem.error) == (503, "too many connections")
+    for each in held:
+        each.close()
 
 
 def test_a_flood_of_silent_connections_is_bounded(running: Running) -> None:

@@ -267,10 +267,10 @@ async def test_a_drain_lets_work_end_and_its_deadline_cancels_the_rest(tiny: Pat
 async def test_a_prompt_that_no_state_of_the_cache_can_hold_fails_by_name(tiny: Path, tmp_path: Path) -> None:
     async with engine(tiny, tmp_path, cache__page_cap=4) as it:
         ((_, finish),) = await complete(it, request("a", [4] * 100))
-        assert finish.reason is FinishReason.FAULT
+        assert finish.reason is FinishReason.CAPACITY
         assert finish.detail is not None and "cache.page_cap" in finish.detail
         ((tokens, finish),) = await complete(it, request("b", [4] * 20, max_tokens=400))
-        assert finish.reason is FinishReason.FAULT  # alone, and it cannot grow
+        assert finish.reason is FinishReason.CAPACITY  # alone, and it cannot grow
         assert finish.detail is not None and "pages" in finish.detail
         assert 0 < len(tokens) < 400
         assert len((await complete(it, request("c", [4] * 20)))[0][0]) == 8

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from math import ceil
 
+import msgspec
 import pytest
 from arc.engine.scheduler import pressure
 from arc.engine.scheduler.pages import PageManager
@@ -395,7 +396,7 @@ def test_a_row_with_drafts_may_bring_several_tokens() -> None:
     engine.scheduler.commit(step, [(4,)])
     step = engine.form()
     assert step is not None
-    with_drafts = replace(step, rows=(replace(step.rows[0], count=4),))
+    with_drafts = replace(step, rows=(msgspec.structs.replace(step.rows[0], count=4),))
     engine.scheduler._open = with_drafts
     assert engine.pages.grow(seq, 3 + 4)
     engine.scheduler.commit(with_drafts, [(5, 6, 7)])

@@ -178,7 +178,7 @@ class ToyEngine:
             self.scheduler.add(seq)
             self.live[number] = seq
         except CannotFit as error:
-            seq.finish = Finish(reason=FinishReason.FAULT, detail=str(error))
+            seq.finish = Finish(reason=FinishReason.CAPACITY, detail=str(error))
         return seq
 
     def configure(self, **flags: Any) -> None:
@@ -308,7 +308,7 @@ class ToyEngine:
         for seq in step.preempted:
             assert seq.status is Status.WAITING
         for seq in step.failed:
-            assert seq.finish is not None and seq.finish.reason is FinishReason.FAULT and seq.finish.detail
+            assert seq.finish is not None and seq.finish.reason is FinishReason.CAPACITY and seq.finish.detail
         if config.admission == "bucketed":
             lengths = [row.start for row in step.rows if row.decode]
             assert not lengths or max(lengths) - min(lengths) < 64
