@@ -281,7 +281,7 @@ def lines(found: Sequence[Swept], fits: Sequence[Fit]) -> list[str]:
     said += [
         "",
         "border: the inbox and what is outside of the step's record; snapshot: for a console, beside the steps",
-        "fits: least squares of relative distances over every visit's best step; added: by the slope, of the first step",
+        "fits: least squares, relative, over every visit's best step; added: by the slope, of the first step",
         "grows: the slope is 3 standard errors above 0 and adds over 5 % of a step; flat: even 3 errors more add less",
     ]
     return said
