@@ -349,7 +349,7 @@ def chart(swept: Swept) -> Chart:
     )
     fitted = line([(float(each.value), each.best[STEP]) for each in swept.visits])
     unit, per = _UNIT[swept.sweep.axis], _PER[swept.sweep.axis]
-    formula = f"{fitted.constant * 1e3:.3g} ms + {fitted.slope * 1e6 * per:.3g} us per {unit}"
+    formula = f"{fitted.constant * 1e3:.2f} ms + {fitted.slope * 1e6 * per:,.1f} us per {unit}"
     return Chart(
         f"a step, by {swept.sweep.axis}",
         swept.sweep.axis,
