@@ -79,6 +79,8 @@ def test_a_word_needs_both_the_errors_and_the_share(step: float, adds: float, er
     small = SHARE * step / 2
     assert word(Line(step, small, small / (ERRORS + 0.1)), 1.0, step) == "flat"
     assert word(Line(step, small, small), 1.0, step) == "cannot be told"
+    near = 0.8 * SHARE * step  # surely above zero, and not surely within the share
+    assert word(Line(step, near, near / (ERRORS + 0.1)), 1.0, step) == "cannot be told"
     assert word(Line(step, -slope, 0.0), 1.0, step) == "cannot be told", "a fall is no growth, and not flat"
 
 
