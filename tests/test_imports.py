@@ -26,6 +26,7 @@ CONSOLE_MAY = {
     "engine.options",
     "engine.preflight",
     "engine.telemetry.records",  # the step record, which messages and recordings carry
+    "engine.telemetry.sweeps",  # what is asked of a process that measures, and its answer
     "engine.version",
 }
 
@@ -91,7 +92,7 @@ ENGINE_MAY: dict[str, set[str]] = {
 WIRES = {"serve", "service"}  # put all parts together: they may import each
 # Modules that are processes of their own and start an engine to measure it: they wire too, and nothing imports them but
 # each other.
-MEASURES = {"engine.memory.bench", "engine.memory.legs"}
+MEASURES = {"engine.memory.bench", "engine.memory.legs", "engine.core.growth"}
 USES_KERNELS = {"memory", "model", "sampling", "core", "profiler", *WIRES}
 
 # Third-party packages that a part may not import, at any time: the console and the scheduler run without them.

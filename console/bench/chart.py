@@ -22,11 +22,12 @@ class Series:
 
     name: str
     values: tuple[float | None, ...]
+    line_only: bool = False  # in a picture: dashed and without marks, for what was computed and not measured
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """At most two curves over the same points. In text the first is drawn as a fill, the second as a line."""
+    """Curves over the same points. In text the first is drawn as a fill, the second as a line; a picture has all."""
 
     title: str
     x: str  # what the points are
@@ -34,6 +35,7 @@ class Chart:
     series: tuple[Series, ...]
     y: str = ""
     bars: bool = False  # the points are arms beside each other, and nothing lies between two of them
+    logarithmic: bool = False  # in a picture: the axis of what was measured
 
 
 def lines(chart: Chart, width: int, *, ascii_text: bool = False) -> list[str]:
@@ -41,7 +43,7 @@ def lines(chart: Chart, width: int, *, ascii_text: bool = False) -> list[str]:
     per_cell = 1 if ascii_text else 2
     cells = max(1, (width - _AXIS) // len(chart.points))
     gap = per_cell if chart.bars and cells > 1 else 0
-    dots = [_stretched(each.values, cells * per_cell, gap) for each in chart.series]
+    dots = [_stretched(each.values, cells * per_cell, gap) for each in chart.series[:2]]
     top = top_of(*dots)
     drawn = plot(dots[0], dots[1] if len(dots) > 1 else None, _ROWS, top, ascii_dots=ascii_text)
     names = "   ".join(
@@ -98,6 +100,8 @@ def png(charts: Sequence[Chart], path: Path, caption: str) -> None:
             values = [math.nan if value is None else value for value in series.values]
             if chart.bars:
                 axes.bar(range(len(values)), values, width=0.5, label=series.name)
+            elif series.line_only:
+                axes.plot(range(len(values)), values, linestyle="--", color="0.4", label=series.name)
             else:
                 axes.plot(range(len(values)), values, marker="o", markersize=3, label=series.name)
         axes.set_xticks(range(len(chart.points)), chart.points)
@@ -106,9 +110,14 @@ def png(charts: Sequence[Chart], path: Path, caption: str) -> None:
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)
         axes.margins(y=0.1)  # room above the highest point
-        axes.set_ylim(bottom=0)
+        if chart.logarithmic:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
-        if len(chart.series) > 1:
+        if len(chart.series) > 2:
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+        elif len(chart.series) > 1:
             axes.legend()
     try:
         figure.savefig(path, format="png", dpi=120)

@@ -66,7 +66,7 @@ def started(model: str | None, flags: Sequence[str]) -> Iterator[Started]:
         command += ["--set", each]
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}  # as of `arc serve`
     path = paths.socket_path(paths.runtime_folder(), name)
-    with _ended_in_order(), tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
+    with ended_in_order(), tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         process = subprocess.Popen(
             command,
@@ -90,7 +90,7 @@ def started(model: str | None, flags: Sequence[str]) -> Iterator[Started]:
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
+def ended_in_order() -> Iterator[None]:
     """SIGTERM ends this process as Ctrl-C does, so that no engine is left behind. Signals are the main thread's."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -19,6 +19,7 @@ BENCHES: dict[str, tuple[str, str]] = {
     ),
     "layouts": (".bench.layouts:layouts", "The paged cache and both dense ones on the same work."),
     "spec": (".bench.spec:spec", "What speculation is worth at each depth."),
+    "growth": (".bench.growth:growth", "What a step costs as rows, context and waiting requests grow."),
     "allocator": (".bench.allocator:allocator", "The bounded allocator, by the engine's own bench."),
     "consoles": (".bench.consoles:consoles", "What attached consoles cost the engine."),
     "compare": (".bench.compare:compare", "Compare two results, cell by cell."),

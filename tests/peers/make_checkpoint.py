@@ -1,6 +1,6 @@
 """Write a checkpoint of random weights as a Hugging Face folder: what engines are compared on, and what tests load.
 
-    python -m tests.peers.make_checkpoint FOLDER [--tiny] [--seed N]
+    python -m tests.peers.make_checkpoint FOLDER [--tiny] [--context N] [--seed N]
 
 The default is DeepSeek-V3's shape at 68.4 million parameters. It comes with a byte-level tokenizer that gives
 every id of the vocabulary a text, and a chat template, so that every endpoint works on it. The same seed
@@ -205,9 +205,13 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tiny", action="store_true", help="a shape small enough for tests")
+    parser.add_argument("--context", type=int, help="tokens that the model takes, instead of the shape's own")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    parameters = write_checkpoint(options.folder, TINY if options.tiny else COMMON, options.seed)
+    shape = TINY if options.tiny else COMMON
+    if options.context is not None:
+        shape = shape | {"max_position_embeddings": options.context}
+    parameters = write_checkpoint(options.folder, shape, options.seed)
     print(f"{options.folder}: {parameters:,} parameters")
 
 
