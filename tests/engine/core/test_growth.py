@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arc.engine.control import protocol as p
 from arc.engine.control.commands import Actor, Cancel
 from arc.engine.core.assembly import Assembly, assemble
 from arc.engine.core.inbox import Cancellation
-from arc.engine.scheduler import queue
+from arc.engine.core.sequence_table import MOST_ROWS
 from arc.engine.sequence import FinishReason
 
 from .living import request, settings_for
@@ -101,7 +100,7 @@ def picture(assembly: Assembly) -> None:
 
 
 def table(assembly: Assembly) -> None:
-    assembly.port.request_publish(50)
+    assembly.port.request_publish(table=True)
 
 
 @pytest.mark.parametrize("happens", [nothing, arrival, cancellation, picture, table])
@@ -111,9 +110,7 @@ async def test_a_border_and_its_step_cost_the_same_however_many_wait(
     happens: Callable[[Assembly], None],
     tiny: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue, "OrderedDict", Walked)
     counted = []
     for waiting in (700, 3000):
         assembly = waiting_engine(tiny, tmp_path, waiting, **{"sched.order": order})
@@ -123,19 +120,25 @@ async def test_a_border_and_its_step_cost_the_same_however_many_wait(
     assert counted[0] == counted[1]
 
 
-async def test_the_largest_table_has_a_bound_and_says_how_many_there_are(tiny: Path, tmp_path: Path) -> None:
+async def test_a_whole_table_is_written_over_borders_and_stays_while_it_is_read(
+    tiny: Path, tmp_path: Path
+) -> None:
     assembly = waiting_engine(tiny, tmp_path, 1500)
     engine, port = assembly.engine, assembly.port
-    port.request_publish(p.MOST_SEQUENCES)
-    engine.border()
-    state = port.published()
-    assert state.running == RUNNING and state.waiting == 1500 and state.total == 1504
-    assert [each.id for each in state.sequences] == [f"r{number}" for number in range(p.MOST_SEQUENCES)]
-    assert state.lists(p.MOST_SEQUENCES) and not state.lists(p.MOST_SEQUENCES + 1)
-    assert all(each.wait_reason == "running cap" for each in state.sequences[RUNNING:])
+    port.request_publish(table=True)
+    borders = 0
+    while not port.published().table.whole:
+        engine.border()
+        borders += 1
+    table = port.published().table
+    assert borders == 1500 // MOST_ROWS + 1
+    assert table.total == 1504 and [each.id for each in table.rows] == [
+        f"r{number}" for number in range(1504)
+    ]
+    assert all(each.wait_reason == "running cap" for each in table.rows[RUNNING:])
     port.request_publish()  # another console, which shows no table: whoever does show one still finds it
     engine.border()
-    assert len(port.published().sequences) == p.MOST_SEQUENCES
+    assert port.published().table is table
 
 
 async def test_a_table_that_nobody_wants_says_what_runs(tiny: Path, tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ async def test_a_table_that_nobody_wants_says_what_runs(tiny: Path, tmp_path: Pa
     assembly = waiting_engine(tiny, tmp_path, 500)
     assembly.port.request_publish()
     assembly.engine.border()
-    listed = assembly.port.published().sequences
+    listed = assembly.port.published().table.rows
     assert [each.id for each in listed[:RUNNING]] == [f"r{number}" for number in range(RUNNING)]
     assert len(listed) < 100
 
