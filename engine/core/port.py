@@ -367,7 +367,8 @@ class EnginePort:
     def _build(self) -> Published:
         engine = self._engine
         scheduler, pages, now = engine.scheduler, engine.scheduler.pages, time.monotonic()
-        if self._whole is not None and now - self._whole.taken > TABLE_KEPT:
+        old = self._whole is not None and now - self._whole.taken > TABLE_KEPT
+        if old and not self._table.under_way:  # else slow steps take long to write the one after it
             self._whole = None
         return Published(
             taken=now,

@@ -1,4 +1,4 @@
-"""The table that is written in pieces, over a scheduler whose sequences come, run, give up their pages and end meanwhile."""
+"""The table that is written in pieces, over a scheduler whose sequences come, run, are preempted and end meanwhile."""
 
 from __future__ import annotations
 
