@@ -96,7 +96,7 @@ class Passes(RuleBasedStateMachine):
 
     @invariant()
     def those_who_left_are_no_longer_expected(self) -> None:
-        if getattr(self, "there", None) is not None:
+        if self.there is not None:
             self.there &= set(self.engine.live)
 
     def check(self, table: Table) -> None:
