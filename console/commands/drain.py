@@ -30,7 +30,8 @@ def drain(
     with connect(engine) as client:
         hello = client.get("/v1/hello", p.Hello)
         if not yes:
-            total = client.get_fresh("/v1/sequences", p.Sequences, limit=1).total
+            now = client.get_fresh("/v1/snapshot", p.Snapshot)
+            total = now.running + now.waiting
             click.confirm(f"Drain {hello.name} (pid {hello.pid}, {total} sequences) and stop it?", abort=True)
         started = client.post(
             "/v1/actions/drain", p.DrainBody(deadline=deadline, reason=reason), p.DrainStarted

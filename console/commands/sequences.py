@@ -29,20 +29,18 @@ _RIGHT = frozenset(range(2, 9))
 @click.command()
 @click.option(
     "--limit",
-    default=p.MOST_SEQUENCES,
-    show_default=True,
-    type=click.IntRange(1, p.MOST_SEQUENCES),
-    help="Show at most so many: those that run, then the first in line.",
+    type=click.IntRange(1),
+    help="Show at most so many: those that run, then the first in line. Without it, all.",
 )
 @engine_option
 @json_option
-def sequences(limit: int, engine: str | None, as_json: bool) -> None:
+def sequences(limit: int | None, engine: str | None, as_json: bool) -> None:
     """List the sequences that run or wait, and why each one waits."""
     with connect(engine) as client:
         answer = client.get_fresh(
             "/v1/sequences",
             p.Sequences,
-            lambda found: len(found.sequences) == min(limit, found.total),
+            lambda found: found.listed >= (found.total if limit is None else min(limit, found.total)),
             limit=limit,
         )
     if as_json:
@@ -53,8 +51,8 @@ def sequences(limit: int, engine: str | None, as_json: bool) -> None:
             click.echo(line)
     else:
         click.echo("no sequence runs or waits")
-    if len(answer.sequences) < answer.total:
-        click.echo(f"{answer.total - len(answer.sequences):,} more")
+    if answer.listed < answer.total:
+        click.echo(f"{answer.listed:,} of {answer.total:,}: {answer.total - answer.listed:,} more")
     if answer.age > 1:
         click.echo(f"as of {shown.seconds(answer.age)} ago: the engine has come to no step border since")
 
@@ -89,7 +87,8 @@ def cancel(
         raise click.UsageError("name the ids to cancel (`arc sequences` lists them), or give --all")
     with connect(engine) as client:
         if all_ and not yes:
-            total = client.get_fresh("/v1/sequences", p.Sequences, limit=1).total
+            now = client.get_fresh("/v1/snapshot", p.Snapshot)
+            total = now.running + now.waiting
             if total:
                 click.confirm(f"Cancel all {total} sequences?", abort=True)
             elif not as_json:

@@ -40,12 +40,20 @@ def picture_of(path: Path) -> Picture:
         host.read()
         time.sleep(_BETWEEN)
         store.put(
-            sequences=client.get("/v1/sequences", p.Sequences, limit=p.MOST_SEQUENCES),
+            sequences=client.get_fresh("/v1/sequences", p.Sequences, _all_listed),
             memory=client.get("/v1/memory", p.Memory),
             host=host.read(),
         )
         store.snapshot(client.get("/v1/snapshot", p.Snapshot), time.time())
     return store.picture
+
+
+def _all_listed(found: p.Sequences) -> bool:
+    return found.listed >= found.total
+
+
+def _lists_all(found: p.Snapshot) -> bool:
+    return found.sequences is not None and len(found.sequences) >= found.running + found.waiting
 
 
 def screen(path: Path, view: int, size: tuple[int, int], ascii_text: bool) -> str:
@@ -71,7 +79,7 @@ def data(path: Path) -> str:
         time.sleep(_BETWEEN)
         shown = Data(
             hello=hello,
-            snapshot=client.get("/v1/snapshot", p.Snapshot, window=60.0, sequences=True),
+            snapshot=client.get_fresh("/v1/snapshot", p.Snapshot, _lists_all, window=60.0, sequences=True),
             flags=client.get("/v1/flags", p.Flags),
             memory=client.get("/v1/memory", p.Memory),
             host=host.read(),

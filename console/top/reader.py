@@ -24,6 +24,8 @@ _PATIENCE = (
 )
 _RETRY = 0.5
 _SAMPLES_EVERY = 1.0
+_LONG_TABLE = 2000  # sequences; as many are asked for at each picture, more only
+_LONG_TABLE_EVERY = 1.0  # so often: the engine writes them, and this process reads and sorts them
 _MEMORY_EVERY = 5.0
 _SPANS_EVERY = 1.0
 FIRST_SPANS = 60.0  # seconds that the first picture's spans are over
@@ -132,13 +134,16 @@ class _Session:
         self._ask = ask
         self._store = store
         self._host = HostReader(hello.pid, hello.device)
+        self._sequences_due = 0.0
         self._samples_due = self._memory_due = self._spans_due = 0.0
         self._spans_over: float | None = None
 
     def ask_what_is_due(self, sequences: bool, spans: float | None) -> None:
         store, now = self._store, time.monotonic()
-        if sequences or (self._keeps_sequences and now >= self._samples_due):
-            store.put(sequences=self._ask.get("/v1/sequences", p.Sequences, limit=p.MOST_SEQUENCES))
+        if (sequences and now >= self._sequences_due) or (self._keeps_sequences and now >= self._samples_due):
+            answer = self._ask.get("/v1/sequences", p.Sequences)
+            self._sequences_due = now + (_LONG_TABLE_EVERY if answer.listed > _LONG_TABLE else 0.0)
+            store.put(sequences=answer)
         if spans is not None and (now >= self._spans_due or spans != self._spans_over):
             self._spans_due, self._spans_over = now + _SPANS_EVERY, spans
             store.put(spans=spans_of(self._ask, spans))

@@ -32,13 +32,14 @@ from ..exits import Failure
 from .host import Card, Host
 from .store import Entry, Picture, Store
 
-MAGIC = b"ARCTOP02"
+MAGIC = b"ARCTOP03"
 _FAMILY = MAGIC[:6]  # two digits of the format's number follow
 FRAME = struct.Struct("<IId")  # bytes of the record, CRC-32 of the time and them, time.time()
 _TIME = struct.Struct("<d")
 _LATEST = 253_402_300_800.0  # the end of the year 9999: more is no time that a calendar has
 _LARGEST = 256 << 20  # bytes of one record; more is damage
 _CHUNK = 1 << 16
+RECORDED_SEQUENCES = 1000  # of one table, the first; a replay holds all records and says how many there were
 
 
 class _Record(msgspec.Struct, frozen=True, tag_field="is", tag=str.lower):
@@ -163,6 +164,14 @@ _RECORDS = Begin | Attached | Snapshot | History | Event | Gap | Lost | Part | E
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
+def _recorded(value: Any) -> Any:
+    """A part in the form and size in which it is kept."""
+    if isinstance(value, p.Sequences):
+        kept = value.sequences[:RECORDED_SEQUENCES]
+        return msgspec.structs.replace(value, listed=len(kept), sequences=kept)
+    return _HostPart.of(value) if isinstance(value, Host) else value
+
+
 class RecordingStore(Store):
     """A store that writes down what it is told before it takes it in. A disk that refuses ends the recording, not the
     console: `trouble` says why."""
@@ -188,7 +197,7 @@ class RecordingStore(Store):
     def put(self, **parts: Any) -> None:
         for name, value in parts.items():
             na = value if isinstance(value, p.NA) else None
-            packed = msgspec.msgpack.encode(_HostPart.of(value) if isinstance(value, Host) else value)
+            packed = msgspec.msgpack.encode(_recorded(value))
             self._write(Part(name, msgspec.Raw(packed), na))
         super().put(**parts)
 

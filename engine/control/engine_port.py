@@ -7,8 +7,11 @@ never changed, a number read without a lock, or a command that the engine thread
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -24,8 +27,27 @@ from .protocol import NA, Graphs, Instruments, MemoryPart, Pages, SequenceView, 
 from .span_messages import SpanReport, Trace
 
 
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Sequences as rows: those that run, then those that wait. Written in pieces over some step borders; a row is its
+    sequence as it stood at one of them. What is in `parts` is never changed once it is here.
+    """
+
+    began: float  # time.monotonic() before the first row
+    taken: float  # and after the last
+    step: int  # the last finished step then
+    total: int  # sequences that ran or waited then, listed or not
+    parts: tuple[Collection[SequenceView], ...]
+    whole: bool = True  # it lists all that were there from `began` to `taken`
+
+    @cached_property
+    def rows(self) -> tuple[SequenceView, ...]:
+        """Put together by who reads them, so that the engine thread copies none."""
+        return tuple(chain.from_iterable(self.parts))
+
+
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's state at one step border: the gauges agree with each other and with the table."""
+    """The engine's state at one step border: the gauges agree with each other. The table may be some steps older."""
 
     taken: float  # time.monotonic()
     step: int  # the last finished step
@@ -35,20 +57,9 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     effective_batch: int
     pages: Pages
     draining: bool
-    sequences: tuple[
-        SequenceView, ...
-    ]  # the running, then the first in line; not more than somebody asked for
+    table: Table  # the newest whole one while somebody reads them, else the first few of one
     speculation: Speculation
     allocator: AllocatorState | None = None
-
-    @property
-    def total(self) -> int:
-        """Sequences that run or wait, listed or not."""
-        return self.running + self.waiting
-
-    def lists(self, rows: int) -> bool:
-        """Whether the table has so many rows, or all that there are."""
-        return len(self.sequences) >= min(rows, self.total)
 
 
 class ControlPort(Protocol):
@@ -71,10 +82,11 @@ class ControlPort(Protocol):
         """The newest published state. Never blocks; `taken` says how old it is."""
         ...
 
-    def request_publish(self, rows: int = 0) -> None:
+    def request_publish(self, *, table: bool = False) -> None:
         """Ask for a fresh state at the next step border; an idle engine is woken. Nobody asks: none is built.
 
-        `rows`: how much of the table is wanted. It may have more, or a few where none are wanted.
+        `table`: with a whole table that is begun from now on, as soon as it is done. It takes as many step borders as
+        it needs, and the state is published again then.
         """
         ...
 

@@ -37,6 +37,7 @@ from .endpoints import openapi
 from .engine_port import ControlPort, Published
 from .errors import Answer, problem
 from .history import History
+from .table_json import TableJson, encoded
 
 FRESH_WAIT = 0.03  # seconds that a read waits for the engine to publish; else it shows the older state
 WATCHED = 0.25  # seconds: while a step is under way, a state as young as that is shown at once
@@ -72,6 +73,7 @@ class Handlers:
         self._recorder = recorder
         self._api = api
         self._schema = msgspec.json.encode(openapi(port.info.version))
+        self._table_json = TableJson()
         self._snapshots: dict[tuple[float, bool], tuple[float, bytes]] = {}
         self._commanded = (
             -math.inf
@@ -94,9 +96,12 @@ class Handlers:
     async def history(self, call: Call) -> p.History:
         return self._history_since(call.query.since, float(call.query.step))
 
-    async def sequences(self, call: Call) -> p.Sequences:
-        limit = min(call.query.limit, p.MOST_SEQUENCES)
-        return views.sequences(await self._fresh(FRESH_WAIT, limit), limit)
+    async def sequences(self, call: Call) -> bytes:
+        table = (await self._fresh_table(FRESH_WAIT)).table
+        limit: int | None = call.query.limit
+        whole = limit is None or limit >= len(table.rows)
+        rows = await (self._table_json.rows(table) if whole else encoded(table.rows[:limit]))
+        return _with_rows(views.sequences(table, limit), rows)
 
     async def events(self, call: Call) -> p.Events:
         gap, events = self._port.events.since(call.query.since, call.query.limit)
@@ -130,32 +135,54 @@ class Handlers:
     async def encoded_snapshot(self, window: float, with_sequences: bool, wait: float) -> bytes:
         """The newest snapshot as JSON. Consoles that ask alike at the same moment share one."""
         key = (window, with_sequences)
-        await self._fresh(wait, p.MOST_SEQUENCES if with_sequences else 0)
+        await (self._fresh_table(wait) if with_sequences else self._fresh(wait))
         now = time.monotonic()
         made = self._snapshots.get(key)
         if made is None or made[0] < max(now - FRESH_ENOUGH, self._commanded):
-            encoded = msgspec.json.encode(views.snapshot(self._port, self._history, window, with_sequences))
+            shot = views.snapshot(self._port, self._history, window)
+            if with_sequences:
+                content = _with_rows(shot, await self._table_json.rows(self._port.published().table))
+            else:
+                content = msgspec.json.encode(shot)
             self._snapshots = {k: v for k, v in self._snapshots.items() if now - v[0] <= FRESH_ENOUGH}
-            made = self._snapshots[key] = (now, encoded)
+            made = self._snapshots[key] = (now, content)
         return made[1]
 
-    async def _fresh(self, wait: float, rows: int = 0) -> Published:
-        """A state published from now on, if a step border comes within `wait`; else the newest there is, which may list
-        fewer than `rows` sequences.
-        """
+    async def _fresh(self, wait: float) -> Published:
+        """A state published from now on, if a step border comes within `wait`; else the newest there is."""
         asked = time.monotonic()
         published = self._port.published()
-        listed = published.lists(rows)
-        if listed and published.taken >= max(asked - FRESH_ENOUGH, self._commanded):
+        if published.taken >= max(asked - FRESH_ENOUGH, self._commanded):
             return published
-        self._port.request_publish(rows)
-        under_way = listed and self._port.counters.step_open_since is not None
+        self._port.request_publish()
+        under_way = self._port.counters.step_open_since is not None
         if under_way and wait <= FRESH_WAIT and published.taken >= max(asked - WATCHED, self._commanded):
             return published
         while published.taken < asked and time.monotonic() - asked < wait:
             await asyncio.sleep(_POLL)
             published = self._port.published()
         return published
+
+    async def _fresh_table(self, wait: float) -> Published:
+        """As `_fresh`, of a state with a whole table that was begun after the last command. Where none is done within
+        `wait`, the newest state, whose table may be of before or not whole.
+        """
+        asked = time.monotonic()
+        since = asked - (FRESH_ENOUGH if self._port.counters.step_open_since is None else WATCHED)
+        published = self._port.published()
+        if self._serves(published, since):
+            if published.table.taken < asked - FRESH_ENOUGH:
+                self._port.request_publish(table=True)  # for the next one who asks
+            return published
+        self._port.request_publish(table=True)
+        while not self._serves(published, asked) and time.monotonic() - asked < wait:
+            await asyncio.sleep(_POLL)
+            published = self._port.published()
+        return published
+
+    def _serves(self, published: Published, since: float) -> bool:
+        table = published.table
+        return table.whole and table.taken >= since and table.began >= self._commanded
 
     def _history_since(self, since: float, step: float) -> p.History:
         samples = self._history.samples(step, since)
@@ -269,13 +296,13 @@ class Handlers:
     async def dump(self, call: Call) -> p.Dump:
         """Everything that can be known without the engine thread's help: it may be the one that hangs."""
         port = self._port
-        published = await self._fresh(FRESH_WAIT, p.MOST_SEQUENCES)
+        published = await self._fresh_table(FRESH_WAIT)
         gap, events = port.events.since(0)
         dumped = p.Dump(
             time=time.time(),
             hello=await self.hello(call),
-            snapshot=views.snapshot(port, self._history, 60.0, False),
-            sequences=views.sequences(published, p.MOST_SEQUENCES),
+            snapshot=views.snapshot(port, self._history, 60.0),
+            sequences=views.sequences(published.table),
             config=views.config(port.settings),
             memory=views.memory(port.memory()),
             history=self._history_since(0.0, 1.0),
@@ -355,6 +382,10 @@ class Handlers:
                 detail=detail,
             )
         )
+
+
+def _with_rows(answer: p.Sequences | p.Snapshot, rows: msgspec.Raw) -> bytes:
+    return msgspec.json.encode(msgspec.structs.asdict(answer) | {"sequences": rows})
 
 
 def _refuse(error: Exception) -> NoReturn:

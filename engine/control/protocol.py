@@ -36,9 +36,6 @@ FlagName = Annotated[str, Meta(max_length=100)]
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86_400)]
 Version = Annotated[int, Meta(ge=0)]
 
-# Of sequences that are listed in one answer, however many wait: the engine writes them down between two steps.
-MOST_SEQUENCES = 1000
-
 
 class NA(msgspec.Struct, frozen=True):
     """Not available, and why. Never a zero: a zero is a measurement."""
@@ -105,9 +102,11 @@ class SnapshotQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SequencesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of GET /v1/sequences. However large `limit` is, no more than 1000 are listed: `total` says how many there are."""
+    """Of GET /v1/sequences."""
 
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = MOST_SEQUENCES
+    limit: Annotated[int, Meta(ge=1, le=10_000_000)] | None = (
+        None  # list so many at most, the table's first; None: all
+    )
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +142,7 @@ class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 # -- what runs ----------------------------------------------------------------------------------------------------
 
 
-class SequenceView(msgspec.Struct, frozen=True, kw_only=True):
+class SequenceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sequence as it stood at a step border. Its text is never shown."""
 
     id: str
@@ -169,10 +168,12 @@ class SequenceView(msgspec.Struct, frozen=True, kw_only=True):
 class Sequences(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/sequences."""
 
-    step: int
-    age: float  # since the engine published this
-    total: int  # sequences that hold pages or wait, listed here or not
-    sequences: tuple[SequenceView, ...]  # those that run, then the first in line
+    step: int  # the last finished step when it was done
+    age: float  # since the last row was written: those that run, as far as 256 of them go
+    took: float  # from the first row to the last: long lines are written down over several steps
+    total: int  # sequences that held pages or waited when it was done, listed here or not
+    listed: int  # fewer than `total`: `limit`, some came while it was written, or no step border came in time
+    sequences: tuple[SequenceView, ...]  # those that run, then those that wait, in the line's order
 
 
 class Pages(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from ..config import Origin, Settings
 from ..flags import FLAGS
 from ..telemetry.records import SECONDS, Counters
 from .changes import Pending
-from .engine_port import ControlPort, Published
+from .engine_port import ControlPort, Published, Table
 from .history import History
 from .listening import Peer
 from .protocol import (
@@ -29,7 +29,6 @@ from .protocol import (
     OriginView,
     Role,
     Sequences,
-    SequenceView,
     Snapshot,
     State,
 )
@@ -83,7 +82,7 @@ def kernels(port: ControlPort) -> Kernels:
     )
 
 
-def snapshot(port: ControlPort, history: History, window: float, with_sequences: bool) -> Snapshot:
+def snapshot(port: ControlPort, history: History, window: float) -> Snapshot:
     """Everything of one glance. The gauges are the newest published ones; the rates go up to now."""
     published = port.published()
     counters, settings = port.counters, port.settings
@@ -111,7 +110,6 @@ def snapshot(port: ControlPort, history: History, window: float, with_sequences:
         config_version=settings.version,
         changed=settings.differs(),
         last_event=port.events.last,
-        sequences=published.sequences if with_sequences else None,
         speculation=published.speculation,
         instruments=port.instruments(),
     )
@@ -131,12 +129,14 @@ def state(counters: Counters, settings: Settings, published: Published, now: flo
     return "paused" if paused else "serving"
 
 
-def sequences(published: Published, limit: int) -> Sequences:
-    listed: tuple[SequenceView, ...] = published.sequences[:limit]
+def sequences(table: Table, limit: int | None = None) -> Sequences:
+    listed = table.rows[:limit]
     return Sequences(
-        step=published.step,
-        age=time.monotonic() - published.taken,
-        total=published.total,
+        step=table.step,
+        age=time.monotonic() - table.taken,
+        took=table.taken - table.began,
+        total=table.total,
+        listed=len(listed),
         sequences=listed,
     )
 

@@ -63,6 +63,9 @@ class Engine:
         self.idle_until: Callable[[], float | None] = lambda: (
             None
         )  # monotonic time at which an idle engine must wake
+        self.at_end: Callable[[Sequence], None] = lambda _seq: (
+            None
+        )  # of every sequence; set by the control port
         self._rules = rules
         self._deliver = deliver
         self._died = died
@@ -72,6 +75,11 @@ class Engine:
         self._stopping = False
         self._outputs: list[Output] = []
         self._open: Step | None = None  # formed, and neither committed nor aborted
+
+    @property
+    def newest(self) -> int:
+        """The highest number that a sequence has had; -1 before the first."""
+        return self._number - 1
 
     # -- the loop, on the engine thread ---------------------------------------------------------------------------
 
@@ -307,6 +315,7 @@ class Engine:
         self.scheduler.remove(seq)
         self.runner.forget(seq)
         self.sequences.pop(seq.id, None)
+        self.at_end(seq)
         self.accounts.ended(seq, finish.reason, now)
 
     def _flush(self) -> None:

@@ -36,7 +36,6 @@ from .capacity import CapacityError
 
 _WARM = 3  # steps of a visit before those that count
 _WAITING_PROMPT = 16  # tokens
-_TABLE = 50  # rows of the table that a snapshot has
 _MIB = 1 << 20
 
 
@@ -139,7 +138,7 @@ class Measuring:
         whole = time.monotonic() - began
         record: StepRecord = port.step_ring[-1]
         assert ran and (record.decode_rows, record.prompt_rows, record.waiting) == (rows, 0, waiting)
-        port.request_publish(_TABLE)
+        port.request_publish()
         asked = time.monotonic()
         engine.border()
         snapshot = time.monotonic() - asked

@@ -16,7 +16,7 @@ from typing import Any, assert_never
 from ..config import Settings
 from ..control import commands
 from ..control.changes import FlagChanges, Pending
-from ..control.engine_port import Published
+from ..control.engine_port import Published, Table
 from ..control.events import EventLog
 from ..control.protocol import (
     NA,
@@ -28,7 +28,6 @@ from ..control.protocol import (
     Instruments,
     MemoryPart,
     Pages,
-    SequenceView,
     Speculation,
     Trimmed,
 )
@@ -39,20 +38,19 @@ from ..memory.cap import Cap
 from ..profiler.profiler import Profiler
 from ..profiler.sites import Detail
 from ..scheduler.types import SchedulerConfig
-from ..sequence import FinishReason, Sequence, Status
+from ..sequence import FinishReason
 from ..telemetry.records import StepRecord
 from ..version import UNKNOWN
 from .engine import Engine
 from .graphs import DecodeGraphs
 from .handle import LocalHandle
 from .interface import EngineInfo
+from .sequence_table import SequenceTable, glance
 
 log = logging.getLogger("arc.engine")
 
 STEPS_KEPT = 4096
-ROWS_KEPT = (
-    2.0  # seconds that a table is built as large as somebody wanted it: whoever reads on asks again by then
-)
+TABLE_KEPT = 5.0  # seconds that a whole table stays: whoever reads on has asked for another by then
 FEW_ROWS = 64  # of a table that nobody wants: should no border ever come again, it says what ran
 
 
@@ -135,9 +133,12 @@ class EnginePort:
         self._drain_until: float | None = None
         self._drain_done = False
         self._wanted = False
-        self._table = (FEW_ROWS, -ROWS_KEPT)  # rows wanted, and when
+        self._table = SequenceTable(engine.scheduler)
+        self._table_wanted = False
+        self._whole: Table | None = None  # the newest whole table
         self._profile(settings)
         self._published = self._build()
+        engine.at_end = self._table.ended
         engine.at_border = self._at_border
         engine.idle_until = self._idle_until
 
@@ -154,11 +155,10 @@ class EnginePort:
     def published(self) -> Published:
         return self._published
 
-    def request_publish(self, rows: int = 0) -> None:
-        if rows:
-            now = time.monotonic()
-            self._table = (max(rows, self._rows(now)), now)
-        self._wanted = True  # last: the border that clears it sees the rows
+    def request_publish(self, *, table: bool = False) -> None:
+        if table:
+            self._table_wanted = True
+        self._wanted = True
         self._engine.inbox.poke()
 
     def call(self, command: commands.Command) -> Future[Any]:
@@ -211,14 +211,27 @@ class EnginePort:
             self._changes.expire(step=self._engine.steps, now=now)
         if self._draining and not self._drain_done:
             self._go_on_draining(now)
-        if self._wanted:
+        if self._go_on_with_the_table() or self._wanted:
             self._wanted = False
             self._profiler.flush()
             self._published = self._build()
 
     def _idle_until(self) -> float | None:
+        if self._table.under_way or self._table_wanted:
+            return time.monotonic()
         waits = [self._changes.next_deadline, self._drain_until if not self._drain_done else None]
         return min((each for each in waits if each is not None), default=None)
+
+    def _go_on_with_the_table(self) -> bool:
+        """Whether a table is whole now. Who asks while one is being written gets the one after it."""
+        if self._table_wanted and not self._table.under_way:
+            self._table_wanted = False
+            self._table.begin(self._engine.newest)
+        if not self._table.under_way:
+            return False
+        done = self._table.go_on(self._engine.steps - 1)
+        self._whole = done or self._whole
+        return done is not None
 
     def _carry_out(self, command: commands.Command) -> object:
         step, now = self._engine.steps, time.monotonic()
@@ -354,9 +367,9 @@ class EnginePort:
     def _build(self) -> Published:
         engine = self._engine
         scheduler, pages, now = engine.scheduler, engine.scheduler.pages, time.monotonic()
-        rows = self._rows(now)
-        listed = scheduler.running[:rows]
-        listed += scheduler.waiting(rows - len(listed))
+        old = self._whole is not None and now - self._whole.taken > TABLE_KEPT
+        if old and not self._table.under_way:  # else slow steps take long to write the one after it
+            self._whole = None
         return Published(
             taken=now,
             step=engine.steps - 1,
@@ -366,15 +379,10 @@ class EnginePort:
             effective_batch=engine.counters.effective_batch,
             pages=Pages(total=self.info.pages, used=pages.used, cached=pages.cached, free=pages.free),
             draining=self._draining,
-            sequences=tuple(_view(seq, now) for seq in listed),
+            table=self._whole or glance(scheduler, FEW_ROWS, engine.steps - 1),
             speculation=self._speculation(),
             allocator=self._allocator.state(),
         )
-
-    def _rows(self, now: float) -> int:
-        """How many sequences are listed: each takes the engine thread time between two steps, however many wait."""
-        rows, asked = self._table
-        return rows if now - asked < ROWS_KEPT else FEW_ROWS
 
     def _speculation(self) -> Speculation:
         if self._no_drafts is not None:
@@ -398,28 +406,4 @@ def _bound(cap: Cap) -> str:
         f"as much as it comes to: {cap.why}"
         if cap.bytes is None
         else f"{cap.bytes >> 20:,} MiB at most: {cap.why}"
-    )
-
-
-def _view(seq: Sequence, now: float) -> SequenceView:
-    arrival = seq.request.arrival
-    return SequenceView(
-        id=seq.id,
-        number=seq.number,
-        status=str(seq.status),
-        wait_reason=str(seq.wait_reason) if seq.status is Status.WAITING and seq.wait_reason else None,
-        priority=seq.request.priority,
-        prompt_tokens=seq.prompt_len,
-        output_tokens=seq.output_len,
-        max_tokens=seq.request.params.max_tokens,
-        computed=seq.computed,
-        cached_prefix=seq.cached_prefix,
-        pages=len(seq.pages),
-        preemptions=seq.preemptions,
-        drafted=seq.drafted,
-        accepted=seq.accepted,
-        age=now - arrival,
-        queued=None if seq.admitted_at is None else seq.admitted_at - arrival,
-        first_token=None if seq.first_token_at is None else seq.first_token_at - arrival,
-        since_token=None if seq.last_token_at is None else now - seq.last_token_at,
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from itertools import chain, islice
+from typing import Literal
 
+from .arrivals import Arrivals, Mark
 from .entry import Entry
 
 
@@ -19,13 +20,13 @@ class _Class:
 
     def __init__(self) -> None:
         self.returned: list[Entry] = []  # at most as many as ever ran at once
-        self.fresh: OrderedDict[int, Entry] = OrderedDict()
+        self.fresh = Arrivals()
 
     def __len__(self) -> int:
         return len(self.returned) + len(self.fresh)
 
     def __iter__(self) -> Iterator[Entry]:
-        return chain(self.returned, self.fresh.values())
+        return chain(self.returned, self.fresh)
 
 
 class WaitingQueue:
@@ -55,16 +56,16 @@ class WaitingQueue:
         if entry.seq.preemptions:
             insort(home.returned, entry, key=lambda other: other.seq.number)
         else:
-            home.fresh[entry.seq.number] = entry
+            home.fresh.push(entry)
         self._size += 1
 
     def remove(self, entry: Entry) -> None:
-        priority = self._priority(entry)
+        priority = self.priority(entry)
         home = self._classes[priority]
         if entry.seq.preemptions:
             home.returned.remove(entry)
         else:
-            del home.fresh[entry.seq.number]
+            home.fresh.remove(entry.seq.number)
         self._size -= 1
         if not home:
             del self._classes[priority]
@@ -77,13 +78,61 @@ class WaitingQueue:
     def head(self) -> Entry:
         return self.window(1)[0]
 
-    def _priority(self, entry: Entry) -> int:
+    def returned(self) -> list[Entry]:
+        """Those that were preempted, at most as many as ever ran at once; in the line's order."""
+        return [entry for priority in self._order for entry in self._classes[priority].returned]
+
+    def walk(self) -> Walk:
+        return Walk(self)
+
+    def class_after(self, priority: int | None) -> tuple[int, Mark] | None:
+        """The first class behind `priority`, None: the very first; with a mark at the first of its fresh ones."""
+        place = 0 if priority is None else bisect_right(self._order, priority)
+        if place == len(self._order):
+            return None
+        found = self._order[place]
+        return found, self._classes[found].fresh.mark()
+
+    def priority(self, entry: Entry) -> int:
+        """Of its class."""
         return entry.seq.request.priority if self._by_priority else 0
 
     def _class_of(self, entry: Entry) -> _Class:
-        priority = self._priority(entry)
+        priority = self.priority(entry)
         home = self._classes.get(priority)
         if home is None:
             home = self._classes[priority] = _Class()
             insort(self._order, priority)
         return home
+
+
+class Walk:
+    """Goes once over those that were never admitted, in the line's order, in pieces between which the line may change.
+
+    It meets whoever was in line at its beginning and still is when it comes by; `last` is the highest number that it
+    goes to, so that arrivals never keep it going.
+    """
+
+    def __init__(self, queue: WaitingQueue) -> None:
+        self._queue = queue
+        self._priority: int | None = None
+        self._mark: Mark | None = None
+
+    def next(self, last: int) -> Entry | Literal["on"] | None:
+        """The next one; "on" when a class has come to its end, which is work as well; None at the end of all."""
+        if self._mark is not None:
+            entry = self._mark.next()
+            if entry is not None and entry.seq.number <= last:
+                return entry
+            self.close()
+        found = self._queue.class_after(self._priority)
+        if found is None:
+            return None
+        self._priority, self._mark = found
+        return "on"
+
+    def close(self) -> None:
+        """Leave no mark behind."""
+        if self._mark is not None:
+            self._mark.take_out()
+            self._mark = None

@@ -14,7 +14,7 @@ from ..sequence import Finish, FinishReason, Sequence, Status, WaitReason
 from . import buckets, pressure
 from .entry import Entry, entry_of
 from .pages import PageManager
-from .queue import WaitingQueue
+from .queue import WaitingQueue, Walk
 from .types import CannotFit, Row, SchedulerConfig, Step
 
 # Under `prefix` the longest cached prefix among this many of the line's first is taken, and the very first is
@@ -98,6 +98,26 @@ class Scheduler:
         of the line: for those who look, not a step.
         """
         return list(islice(self._refresh_reasons(), most))
+
+    def walk(self) -> Walk:
+        """Over the line without those that were preempted, in pieces: for a table that is written over many steps."""
+        return self._queue.walk()
+
+    def preempted(self) -> list[Sequence]:
+        """Those that wait for the second time, in line order: at most as many as ever ran at once."""
+        return [entry.seq for entry in self._queue.returned()]
+
+    def refresh_reason(self, seq: Sequence, ahead: int) -> int:
+        """Say why a waiting sequence waits, as of the last step. `ahead`: how many of the line's first wait for what
+        blocks it and for nothing of their own; the count with this one comes back.
+        """
+        if seq.number in self._ousted:
+            seq.wait_reason = self._ousted[seq.number]
+        elif seq.number not in self._newcomers:
+            behind = self._blocked is not WaitReason.PAUSED and ahead >= self._slots
+            seq.wait_reason = WaitReason.RUNNING_CAP if behind else self._blocked
+            ahead += 1
+        return ahead
 
     def waiting_by_reason(self) -> dict[WaitReason, int]:
         """How many wait for what; only reasons that occur. Does not walk the line."""
@@ -502,14 +522,8 @@ class Scheduler:
     def _refresh_reasons(self) -> Iterator[Sequence]:
         ahead = 0
         for entry in self._queue:
-            seq = entry.seq
-            if seq.number in self._ousted:
-                seq.wait_reason = self._ousted[seq.number]
-            elif seq.number not in self._newcomers:
-                behind = self._blocked is not WaitReason.PAUSED and ahead >= self._slots
-                seq.wait_reason = WaitReason.RUNNING_CAP if behind else self._blocked
-                ahead += 1
-            yield seq
+            ahead = self.refresh_reason(entry.seq, ahead)
+            yield entry.seq
 
 
 def _refuse_deadlocks(config: SchedulerConfig) -> None:

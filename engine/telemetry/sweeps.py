@@ -11,7 +11,7 @@ Axis = Literal["rows", "context", "waiting"]
 # Of a turn of the engine's loop. `border`: taking the inbox in, and whatever is outside of the step's own record.
 PARTS = ("border", "schedule", "forward", "sample", "publish")
 STEP = "step"  # the whole turn
-SNAPSHOT = "snapshot"  # one for a console that shows a table of sequences; not part of a step
+SNAPSHOT = "snapshot"  # one for a console; not part of a step
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):

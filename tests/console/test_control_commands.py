@@ -150,7 +150,7 @@ def test_sequences_waits_for_a_border_that_lists_all_of_them(running: Running) -
     listed = json.loads(run("sequences", "--json").output)
     assert listed["total"] == len(listed["sequences"]) == 90
     lines = run("sequences", "--limit", "70").output.splitlines()
-    assert len(lines) == 72 and lines[-1] == "20 more"
+    assert len(lines) == 72 and lines[-1] == "70 of 90: 20 more"
 
 
 _HEAVY = ("torch", "textual", "asyncio", "aiohttp", "numpy", "tomlkit", "rich", "transformers")

@@ -76,7 +76,7 @@ class Sequences(View):
     def __init__(self) -> None:
         self._table = make_table()
         self._followed: Row | None = None  # opened, as it was last seen
-        self._left_out = 0
+        self._listed = self._total = 0
 
     @property
     def table(self) -> Table[Row]:
@@ -95,7 +95,7 @@ class Sequences(View):
             return [fit([("  this file keeps no sequences of this moment", "dim")], width)]
         if answer is None:
             return [fit([("  asking the engine", "dim")], width)]
-        self._left_out = answer.total - len(answer.sequences)
+        self._listed, self._total = answer.listed, answer.total
         detail = self._detail(answer.sequences, width)
         table = self._table.lines(answer.sequences, width, height - len(detail))
         table.extend([fit([], width)] * (height - len(detail) - len(table)))
@@ -126,8 +126,9 @@ class Sequences(View):
         return [fit(line, width) for line in lines]
 
     def note(self) -> str:
-        more = f", {self._left_out:,} more not shown" if self._left_out else ""
-        return self._table.position() + more
+        """Which rows are in sight, and whether there are more sequences than rows."""
+        missing = f", {self._listed:,} of {self._total:,} listed" if self._listed < self._total else ""
+        return self._table.position() + missing
 
     def click(self, x: int, y: int, width: int) -> None:
         if y == 0:

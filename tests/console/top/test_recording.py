@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from arc.console.exits import Failure
 from arc.console.top.host import Card, Host
-from arc.console.top.recording import FRAME, MAGIC, RecordingStore
+from arc.console.top.recording import FRAME, MAGIC, RECORDED_SEQUENCES, RecordingStore, read
 from arc.console.top.store import Picture, Store
 from arc.console.top.tape import open_tape
 from arc.engine.control import protocol as p
@@ -335,3 +335,21 @@ def test_a_recording_is_compact(tmp_path: Path) -> None:
         plain += len(msgspec.json.encode(each))
         store.snapshot(each, READ.time)
     assert (path.stat().st_size - start) * 10 < plain
+
+
+def test_of_a_long_table_the_first_thousand_are_kept_and_how_many_there_were(tmp_path: Path) -> None:
+    row = recorded().sequences.sequences[0]
+    rows = tuple(msgspec.structs.replace(row, id=f"r{number}", number=number) for number in range(3000))
+    table = msgspec.structs.replace(recorded().sequences, total=3000, listed=3000, sequences=rows)
+    store = RecordingStore(tmp_path / "long")
+    nothing = p.History(step=1.0, bounds=(), samples=(), marks=())
+    store.attached(recorded().hello, nothing, p.Events(last=0, gap=None, events=()), 0.0)
+    store.put(sequences=table)
+    assert store.picture.sequences is table  # the console itself shows all
+    store.close()
+    replayed = Store()
+    for frame in read(tmp_path / "long", (tmp_path / "long").read_bytes()).frames:
+        frame.tell(replayed)
+    kept = replayed.picture.sequences
+    assert kept is not None and (kept.total, kept.listed) == (3000, RECORDED_SEQUENCES)
+    assert kept.sequences == rows[:RECORDED_SEQUENCES]

@@ -43,7 +43,7 @@ def many(*, first_output: int = 0) -> p.Sequences:
         )
         for number in range(MANY)
     )  # fmt: skip
-    return msgspec.structs.replace(recorded().sequences, total=MANY, sequences=made)
+    return msgspec.structs.replace(recorded().sequences, total=MANY, listed=MANY, sequences=made)
 
 
 def body(app: Console) -> Canvas:

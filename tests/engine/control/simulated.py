@@ -18,7 +18,7 @@ from typing import Any
 from arc.engine.config import Settings, load
 from arc.engine.control.changes import FlagChanges, Pending
 from arc.engine.control.commands import Cancel, Command, Drain, FlushPrefix, SetFlags, Unsupported
-from arc.engine.control.engine_port import Published
+from arc.engine.control.engine_port import Published, Table
 from arc.engine.control.events import EventLog
 from arc.engine.control.protocol import (
     NA,
@@ -85,8 +85,7 @@ class SimulatedEngine:
         self._work: list[Work] = []
         self._numbers = 0
         self._steps = 0
-        self._asked = False
-        self._rows = 64  # of its table, at least
+        self._asked = self._lists_all = False
         self._stop = False
         self._draining = False
         self._published = self._publish()
@@ -105,9 +104,9 @@ class SimulatedEngine:
     def published(self) -> Published:
         return self._published
 
-    def request_publish(self, rows: int = 0) -> None:
+    def request_publish(self, *, table: bool = False) -> None:
         with self._wake:
-            self._rows = max(rows, self._rows)
+            self._lists_all |= table
             self._asked = True
             self._wake.notify()
 
@@ -296,6 +295,9 @@ class SimulatedEngine:
         waiting = [work for work in self._work if not work.running]
         reason = WaitReason.PAUSED if self.settings.get_bool("sched.paused") else WaitReason.RUNNING_CAP
         now = time.monotonic()
+        rows = tuple(_view(work, reason, now) for work in running + waiting)
+        if not self._lists_all:
+            rows = rows[:64]
         return Published(
             taken=now,
             step=self._steps - 1,
@@ -305,7 +307,14 @@ class SimulatedEngine:
             effective_batch=self.counters.effective_batch,
             pages=Pages(PAGES, len(running), 0, PAGES - len(running)),
             draining=self._draining,
-            sequences=tuple(_view(work, reason, now) for work in (running + waiting)[: self._rows]),
+            table=Table(
+                began=now,
+                taken=now,
+                step=self._steps - 1,
+                total=len(self._work),
+                parts=(rows,),
+                whole=len(rows) == len(self._work),
+            ),
             speculation=Speculation(depth=NA("simulated")),
         )
 

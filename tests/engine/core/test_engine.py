@@ -285,8 +285,8 @@ async def test_published_state_is_one_consistent_picture(tiny: Path, tmp_path: P
         it.port.request_publish()
         await until(lambda: it.port.published().taken > seen)
         state = it.port.published()
-        assert state.running == sum(view.status == "running" for view in state.sequences)
-        assert state.waiting == sum(view.status == "waiting" for view in state.sequences)
+        assert state.running == sum(view.status == "running" for view in state.table.rows)
+        assert state.waiting == sum(view.status == "waiting" for view in state.table.rows)
         assert state.waiting_by_reason == {"running cap": state.waiting}
         assert state.pages.used + state.pages.cached + state.pages.free == state.pages.total
         done = it.port.call(Cancel(actor=ACTOR, ids=None)).result(10)

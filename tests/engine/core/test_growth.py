@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arc.engine.control import protocol as p
 from arc.engine.control.commands import Actor, Cancel
 from arc.engine.core.assembly import Assembly, assemble
 from arc.engine.core.inbox import Cancellation
-from arc.engine.scheduler import queue
+from arc.engine.core.port import FEW_ROWS
+from arc.engine.core.sequence_table import MOST_ROWS
 from arc.engine.sequence import FinishReason, WaitReason
 
 from .living import request, settings_for
@@ -106,7 +106,7 @@ def picture(assembly: Assembly) -> None:
 
 
 def table(assembly: Assembly) -> None:
-    assembly.port.request_publish(50)
+    assembly.port.request_publish(table=True)
 
 
 @pytest.mark.parametrize("happens", [nothing, arrival, cancellation, picture, table])
@@ -116,11 +116,10 @@ async def test_a_border_and_its_step_cost_the_same_however_many_wait(
     happens: Callable[[Assembly], None],
     tiny: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue, "OrderedDict", Walked)
     counted = []
-    for waiting in (700, 5000):
+    # A table goes from one priority's line to the next one's, which is work as well: with these it stays in the first.
+    for waiting in (7 * MOST_ROWS + 100 if happens is table else 700, 5000):
         assembly = waiting_engine(tiny, tmp_path, waiting, **{"sched.order": order})
         happens(assembly)
         counted.append(instructions(lambda it=assembly: turn(it)))
@@ -160,7 +159,7 @@ def turns(model: Path, folder: Path, waiting: int, held_back: WaitReason, count:
     engine.border()
 
     def one() -> None:
-        assembly.port.request_publish(50)
+        assembly.port.request_publish()
         engine.border()
         engine.step()
 
@@ -169,7 +168,7 @@ def turns(model: Path, folder: Path, waiting: int, held_back: WaitReason, count:
     for _ in range(count):
         counted.append(instructions(one))
         reasons.update(engine.counters.waiting_by_reason)
-    assert engine.counters.waiting > 50, "a table is full in every turn"
+    assert engine.counters.waiting >= FEW_ROWS, "as many are named in every turn"
     assert engine.counters.finished[FinishReason.LENGTH] >= RUNNING
     assert reasons[held_back]
     return counted
@@ -177,9 +176,8 @@ def turns(model: Path, folder: Path, waiting: int, held_back: WaitReason, count:
 
 @pytest.mark.parametrize("held_back", HELD_BACK)
 async def test_turns_in_which_requests_come_and_go_cost_the_same_however_many_wait(
-    held_back: WaitReason, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    held_back: WaitReason, tiny: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(queue, "OrderedDict", Walked)
     few, many = (turns(tiny, tmp_path, waiting, held_back, 15) for waiting in (120, 5000))
     assert max(abs(one - other) for one, other in zip(few, many, strict=True)) <= CLOCK
 
@@ -202,7 +200,7 @@ async def test_a_turn_takes_the_same_memory_however_many_wait(
     happens: Callable[[Assembly], None], tiny: Path, tmp_path: Path
 ) -> None:
     taken = []
-    for waiting in (90, 5000):
+    for waiting in (7 * MOST_ROWS + 100, 5000):
         assembly = waiting_engine(tiny, tmp_path, waiting)
         happens(assembly)
         taken.append(room(lambda it=assembly: turn(it)))
@@ -210,19 +208,24 @@ async def test_a_turn_takes_the_same_memory_however_many_wait(
     assert abs(taken[1] - taken[0]) < 8_000
 
 
-async def test_the_largest_table_has_a_bound_and_says_how_many_there_are(tiny: Path, tmp_path: Path) -> None:
+async def test_a_whole_table_is_written_over_borders_and_stays_while_it_is_read(
+    tiny: Path, tmp_path: Path
+) -> None:
     assembly = waiting_engine(tiny, tmp_path, 1500)
     engine, port = assembly.engine, assembly.port
-    port.request_publish(p.MOST_SEQUENCES)
-    engine.border()
-    state = port.published()
-    assert state.running == RUNNING and state.waiting == 1500 and state.total == 1504
-    assert [each.id for each in state.sequences] == [f"r{number}" for number in range(p.MOST_SEQUENCES)]
-    assert state.lists(p.MOST_SEQUENCES) and not state.lists(p.MOST_SEQUENCES + 1)
-    assert all(each.wait_reason == "running cap" for each in state.sequences[RUNNING:])
+    port.request_publish(table=True)
+    borders = 0
+    while not ((table := port.published().table).whole and table.total):
+        engine.border()
+        borders += 1
+    assert borders == 1500 // MOST_ROWS + 1
+    assert table.total == 1504 and [each.id for each in table.rows] == [
+        f"r{number}" for number in range(1504)
+    ]
+    assert all(each.wait_reason == "running cap" for each in table.rows[RUNNING:])
     port.request_publish()  # another console, which shows no table: whoever does show one still finds it
     engine.border()
-    assert len(port.published().sequences) == p.MOST_SEQUENCES
+    assert port.published().table is table
 
 
 async def test_a_table_that_nobody_wants_says_what_runs(tiny: Path, tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ async def test_a_table_that_nobody_wants_says_what_runs(tiny: Path, tmp_path: Pa
     assembly = waiting_engine(tiny, tmp_path, 500)
     assembly.port.request_publish()
     assembly.engine.border()
-    listed = assembly.port.published().sequences
+    listed = assembly.port.published().table.rows
     assert [each.id for each in listed[:RUNNING]] == [f"r{number}" for number in range(RUNNING)]
     assert len(listed) < 100
 

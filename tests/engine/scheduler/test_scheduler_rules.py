@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import replace
 from math import ceil
@@ -486,12 +487,17 @@ def opcodes_of_a_step(waiting: int, flags: dict, blocked_by_pages: bool) -> int:
         count += event == "opcode"
         return tracer
 
+    gc.collect()
+    gc.disable()  # what it finalizes would be counted here, whoever left it
     sys.settrace(tracer)
-    step = scheduler.schedule(0.0)
-    assert step is not None
-    scheduler.commit(step, [(1,)] * len(step.rows))
-    scheduler.waiting_by_reason()
-    sys.settrace(None)
+    try:
+        step = scheduler.schedule(0.0)
+        assert step is not None
+        scheduler.commit(step, [(1,)] * len(step.rows))
+        scheduler.waiting_by_reason()
+    finally:
+        sys.settrace(None)
+        gc.enable()
     assert scheduler.waiting_count == waiting and len(step.rows) == 4
     return count
 
