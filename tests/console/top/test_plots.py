@@ -52,12 +52,12 @@ def test_a_line_lies_over_its_fill_dot_by_dot(values: list[float | None], dice: 
                 (chr(0x2800 + (bits | stroke)) if bits | stroke else " ", "line" if stroke else "fill")
             )
         expected.append(cells)
-    drawn = [
+    drawn: list[list[Piece]] = [
         [(letter, role) for text, role in row for letter in text]
         for row in plots.plot(values, line, rows, 100.0)
     ]
     seen = [[cell for cell in row if cell[0] != " "] for row in drawn]
-    assert [text_of(row) for row in drawn] == ["".join(text for text, _ in row) for row in expected]
+    assert [text_of(row) for row in drawn] == [text_of(row) for row in expected]
     assert seen == [[cell for cell in row if cell[0] != " "] for row in expected]
 
 
