@@ -99,6 +99,7 @@ async def take(socket: Path, folder: Path) -> None:
         await pilot.pause(LOADED)
         await take_one("overview")
         await pilot.press("3")
+        await pilot.pause(3.0)  # the load's first prompt, the one step without decode rows, leaves the window
         await until(pilot, lambda: isinstance(app.store.picture.spans, SpanReport))
         await take_one("spans")
         await pilot.resize_terminal(SIZE[0], 24)
