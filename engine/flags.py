@@ -7,8 +7,9 @@ options, the control protocol's form and docs/flags.md. This module imports noth
 from __future__ import annotations
 
 import enum
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -47,6 +48,35 @@ class FlagError(Exception):
         self.related = related
 
 
+Change = Callable[[Value, Value], bool]  # from the old value to the new one
+
+
+def _to(value: Value) -> Change:
+    return lambda old, new: new == value
+
+
+def _raised(old: Value, new: Value) -> bool:
+    return _size(new) > _size(old)
+
+
+def _lowered(old: Value, new: Value) -> bool:
+    return _size(new) < _size(old)
+
+
+def _raised_from_0(old: Value, new: Value) -> bool:
+    return old == 0 and new != 0
+
+
+def _unbounded_or_lowered(old: Value, new: Value) -> bool:
+    """Of a cap: 0 is none, and how much a word (auto) comes to is not known here."""
+    return 0 in (old, new) or "auto" in (old, new) or _lowered(old, new)
+
+
+def _size(value: Value) -> float:
+    """The word `none` is no bound."""
+    return math.inf if value == "none" else float(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One declaration. Numbers lie in [low, high], or are one of `choices`; `words` are allowed besides numbers.
@@ -66,6 +96,11 @@ class Flag:
     words: tuple[str, ...] = ()
     form: str = ""  # a regular expression for all of a str
     danger: str | None = None  # what a live change may hurt
+    risky: Change | None = None  # which changes those are; it comes with `danger`
+
+    def hurts(self, old: Value, new: Value) -> bool:
+        """Whether a live change from `old` to `new` is one that `danger` warns of: seldom both ways are."""
+        return old != new and self.risky is not None and self.risky(old, new)
 
     @property
     def group(self) -> str:
@@ -125,13 +160,13 @@ _DECLARED: tuple[Flag, ...] = (
         "admission.policy", "choice", "ragged",
         "ragged: decode rows of any lengths share a forward; bucketed: only rows of one KV length, kept for comparison",
         LIVE, choices=("ragged", "bucketed"),
-        danger="bucketed runs fewer rows a step: throughput falls when lengths are spread",
+        danger="bucketed runs fewer rows a step: throughput falls when lengths are spread", risky=_to("bucketed"),
     ),
     Flag(
         "admission.bucket_losers", "choice", "wait",
         "under bucketed admission, what rows outside the chosen bucket do: wait with their pages, or give them up",
         LIVE, choices=("wait", "preempt"),
-        danger="preempt computes the losers' tokens again each time they come back",
+        danger="preempt computes the losers' tokens again each time they come back", risky=_to("preempt"),
     ),
     # how a step is formed
     Flag(
@@ -143,13 +178,14 @@ _DECLARED: tuple[Flag, ...] = (
         "sched.max_step_tokens", "int", 1024,
         "most query tokens in one step, decode rows and prompt chunks together",
         LIVE, unit="tokens", low=2, high=1_048_576,
-        danger="a larger step makes every running row wait longer for its next token",
+        danger="a larger step makes every running row wait longer for its next token", risky=_raised,
     ),
     Flag(
         "sched.prefill_chunk", "int", 256,
         "most prompt tokens of one sequence in a step",
         LIVE, unit="tokens", low=1, high=1_048_576,
         danger="a larger chunk brings a prompt's first token sooner and every running row's next token later",
+        risky=_raised,
     ),
     Flag(
         "sched.order", "choice", "fcfs",
@@ -166,6 +202,7 @@ _DECLARED: tuple[Flag, ...] = (
         "sched.paused", "bool", False,
         "admit nothing; running sequences go on",
         LIVE, danger="requests wait until it is off again, then are refused once sched.max_waiting is reached",
+        risky=_to(True),
     ),
     # speculation
     Flag(
@@ -174,18 +211,19 @@ _DECLARED: tuple[Flag, ...] = (
         LIVE, unit="tokens", low=0, high=4,
         danger="raised from 0, only sequences that begin then have drafts: of those that run, and of prefixes cached "
         "before, the prediction layer's latents are missing; such prefixes are computed again",
+        risky=_raised_from_0,
     ),
     # the KV cache
     Flag(
         "cache.prefix", "bool", True,
         "reuse the KV of prompt prefixes seen before",
-        LIVE, danger="off computes shared prefixes again for every request",
+        LIVE, danger="off computes shared prefixes again for every request", risky=_to(False),
     ),
     Flag(
         "cache.page_cap", "int", "none",
         "most KV pages that may be held, of those reserved at start; lowering it drains down",
         LIVE, unit="pages", low=1, high=1_073_741_824, words=("none",),
-        danger="prompts that do not fit under the cap fail when their turn comes",
+        danger="prompts that do not fit under the cap fail when their turn comes", risky=_lowered,
     ),
     Flag(
         "cache.page_size", "int", 32,
@@ -228,6 +266,7 @@ _DECLARED: tuple[Flag, ...] = (
         "least 64 MiB and at most 1024 MiB; 0 is unbounded, for comparison only",
         LIVE, unit="MiB", low=0, high=16_777_216, words=("auto",),
         danger="0 lets it grow with every new size of buffer; a lower cap evicts at the next step border",
+        risky=_unbounded_or_lowered,
     ),
     # computing
     Flag(
@@ -265,6 +304,7 @@ _DECLARED: tuple[Flag, ...] = (
         "profile.detail", "choice", "layer",
         "how deep spans go: the parts of a step; its layers too; the operations in each layer too",
         LIVE, choices=("step", "layer", "op"), danger="op costs a few percent of the steps that it times",
+        risky=_to("op"),
     ),
     # the HTTP API
     Flag(
@@ -287,7 +327,7 @@ _DECLARED: tuple[Flag, ...] = (
         "http.stall_s", "float", 30.0,
         "with work to do and no step for this long, /health says no",
         LIVE, unit="seconds", low=0.1, high=3600.0,
-        danger="below the time of one long step, health checks fail while the engine works",
+        danger="below the time of one long step, health checks fail while the engine works", risky=_lowered,
     ),
     # the control socket
     Flag(

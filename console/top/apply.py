@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Select, Static
 
 from ...engine.control import protocol as p
-from ...engine.flags import Value, show
+from ...engine.flags import FLAGS, Value, show
 from .. import shown
 from ..exits import Failure
 
@@ -34,14 +34,26 @@ class Plan:
     waiting: int
     reason: str = ""
 
+    @property
+    def risky(self) -> frozenset[str]:
+        """The flags that are changed in the way that their danger is about. Of a flag that this console does not know,
+        it does not know the way."""
+        return frozenset(
+            name
+            for name, value in self.changes.items()
+            if (row := self.rows.get(name)) is not None
+            and row.danger
+            and (name not in FLAGS or FLAGS[name].hurts(row.value, value))
+        )
+
     def lines(self) -> list[str]:
-        wide = max(map(len, self.changes))
+        wide, risky = max(map(len, self.changes)), self.risky
         lines: list[str] = []
         for name, value in self.changes.items():
             row = self.rows.get(name)
             before = show(row.value) if row else "--"
             lines.append(f"{name.ljust(wide)}  {before} → {show(value)}   {row.reach if row else 'unknown'}")
-            if row is not None and row.danger:
+            if row is not None and name in risky:
                 lines += textwrap.wrap(
                     f"▲ {row.danger}", _WIDTH, initial_indent="  ", subsequent_indent="    "
                 )
@@ -83,7 +95,9 @@ class Apply(ModalScreen[p.Applied | None]):
                 yield Button("Apply", id="yes", variant="primary")
 
     def on_mount(self) -> None:
-        self.query_one("#no", Button).focus()
+        # The way out has the focus where it hurts, or where what it does is not known.
+        harmless = not self._plan.risky and self._plan.changes.keys() <= self._plan.rows.keys()
+        self.query_one("#yes" if harmless else "#no", Button).focus()
 
     def action_leave(self) -> None:
         self.dismiss(None)

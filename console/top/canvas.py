@@ -20,6 +20,8 @@ class Canvas(Widget):
         super().__init__(id=id)
         self._lines: list[Line] = []
         self._styles: Mapping[Role, Style] = {}
+        self._base = Style()  # under every piece
+        self._laid: dict[Role, Style] = {}  # a piece's style over it
         self._faded = False
         self._ascii = ascii_text
         self.repainted = 0  # lines that were painted again: the work that tests count
@@ -47,17 +49,25 @@ class Canvas(Widget):
         """What stands there, for tests."""
         return ["".join(text for text, _ in line) for line in self._lines]
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Styles are added up once for all lines of a paint."""
+        self._base = self.rich_style
+        self._laid = self._over(self._base)
+        return super().render_lines(crop)
+
+    def _over(self, base: Style) -> dict[Role, Style]:
+        return {role: base + self._styles["off" if self._faded else role] for role in self._styles}
+
     def render_line(self, y: int) -> Strip:
-        width, base = self.size.width, self.rich_style
+        width, base = self.size.width, self._base
         if y >= len(self._lines) or not self._styles:
             return Strip.blank(width, base)
-        off = self._styles["off"]
+        laid = self._laid
         if self._lines[y][:1] == [CURSOR]:
             base += self._styles["cursor"]
+            laid = self._over(base)
         segments = [
-            Segment(
-                ascii_only(text) if self._ascii else text, base + (off if self._faded else self._styles[role])
-            )
+            Segment(ascii_only(text) if self._ascii else text, laid[role])
             for text, role in self._lines[y]
             if text
         ]

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from .lines import Line, Piece, Role
 from .samples import Sample
 
 Values = Sequence[float | None]
+T = TypeVar("T")
 
-_LEFT = (
-    0x40,
-    0x04,
-    0x02,
-    0x01,
-)  # the dots of a cell's left column, from the bottom (Unicode, block Braille Patterns)
-_RIGHT = (0x80, 0x20, 0x10, 0x08)
+# The lowest 0 to 4 dots of a cell's left and right column (Unicode, block Braille Patterns).
+_LEFT = (0, 0x40, 0x44, 0x46, 0x47)
+_RIGHT = (0, 0x80, 0xA0, 0xB0, 0xB8)
+_CELLS = " " + "".join(chr(0x2800 + dots) for dots in range(1, 256))
 
 
 def top_of(*series: Values) -> float:
@@ -41,10 +40,12 @@ def columns(
     dots: int,
     value: Callable[[Sequence[Sample]], float | None],
 ) -> list[float | None]:
-    """`value` of the samples that reach into each of `dots` equal parts of the `span` seconds before `end`."""
+    """`value` of the samples that reach into each of `dots` equal parts of the `span` seconds before `end`. Neighbours
+    that see the same samples share their value."""
     width = span / dots
     values: list[float | None] = []
     first = 0
+    seen = (0, 0)
     for dot in range(dots):
         start = end - span + dot * width
         stop = start + width
@@ -53,7 +54,13 @@ def columns(
         last = first
         while last < len(samples) and samples[last].time - samples[last].seconds < stop:
             last += 1
-        values.append(value(samples[first:last]) if last > first else None)
+        if last <= first:
+            values.append(None)
+        elif seen == (first, last):
+            values.append(values[-1])
+        else:
+            values.append(value(samples[first:last]))
+        seen = (first, last)
     return values
 
 
@@ -63,24 +70,30 @@ def plot(
     """`rows` lines from the top down. `fill` and `line` have two values a cell, or one with `ascii_dots`."""
     if ascii_dots:
         return _ascii_plot(fill, line, rows, top)
-    filled = [_level(value, rows * 4, top) for value in fill]
-    lined = _strokes([_level(value, rows * 4, top) for value in line]) if line is not None else []
+    height = rows * 4
+    filled = _pairs([_level(value, height, top) for value in fill])
+    lined = _pairs(_strokes([_level(value, height, top) for value in line])) if line is not None else []
+    # What a level leaves in a row is looked up by their difference, which lies between -height and height.
+    lefts, rights = ([0] * height + [*dots] + [dots[4]] * height for dots in (_LEFT, _RIGHT))
     lines: list[list[Piece]] = []
-    for row in range(rows - 1, -1, -1):
-        base = row * 4
-        cells: list[Piece] = []
-        for cell in range(len(fill) // 2):
-            bits = stroke = 0
-            for column, dots in ((2 * cell, _LEFT), (2 * cell + 1, _RIGHT)):
-                for dot in range(4):
-                    if filled[column] > base + dot:
-                        bits |= dots[dot]
-                    if lined and lined[column][0] <= base + dot < lined[column][1]:
-                        stroke |= dots[dot]
-            role: Role = "line" if stroke else "fill"
-            cells.append((chr(0x2800 + (bits | stroke)) if bits | stroke else " ", role))
-        lines.append(_merged(cells))
+    for shift in range(height - 4 * (rows - 1), height + 1, 4):
+        fills = [lefts[left + shift] | rights[right + shift] for left, right in filled]
+        strokes = [
+            (lefts[left[1] + shift] ^ lefts[left[0] + shift])
+            | (rights[right[1] + shift] ^ rights[right[0] + shift])
+            for left, right in lined
+        ]
+        if any(strokes):
+            both = zip(fills, strokes, strict=True)
+            lines.append(_merged([(_CELLS[dots | line], "line" if line else "fill") for dots, line in both]))
+        else:
+            lines.append([("".join([_CELLS[dots] for dots in fills]), "fill")] if fills else [])
     return lines
+
+
+def _pairs(columns: list[T]) -> list[tuple[T, T]]:
+    """The left and the right column of each cell."""
+    return list(zip(columns[::2], columns[1::2], strict=False))
 
 
 def _level(value: float | None, dots: int, top: float) -> int:
@@ -123,12 +136,15 @@ def _ascii_plot(fill: Values, line: Values | None, rows: int, top: float) -> lis
 def _merged(cells: Sequence[Piece]) -> list[Piece]:
     """Neighbours of one role as one piece."""
     merged: list[Piece] = []
+    run: list[str] = []
+    now: Role | None = None
     for text, role in cells:
-        if merged and (merged[-1][1] == role or text == " "):
-            merged[-1] = (merged[-1][0] + text, merged[-1][1])
-        else:
-            merged.append((text, role))
-    return merged
+        if now is not None and role != now and text != " ":
+            merged.append(("".join(run), now))
+            run, now = [], role
+        run.append(text)
+        now = now or role
+    return [*merged, ("".join(run), now)] if now is not None else merged
 
 
 def bar(parts: Sequence[tuple[float, str, Role]], width: int) -> Line:

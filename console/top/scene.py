@@ -7,13 +7,14 @@ All of a scene's numbers are over the same window, which ends at the newest samp
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from operator import attrgetter
 
 from ...engine.control import protocol as p
+from .lines import Line
 from .samples import Sample, added, ratio
 from .session import NO_SESSION, Session
 from .store import Picture
@@ -111,17 +112,18 @@ def latencies(
     samples: Sequence[Sample], bounds: Sequence[float], own: Mapping[str, Sequence[float]]
 ) -> dict[str, p.Percentiles]:
     """`own` has the bounds of those latencies that do not have the common ones."""
-    merged: dict[str, list[int]] = {}
+    names = dict.fromkeys(name for sample in samples for name in sample.buckets)
+    merged = {name: latency(samples, name, own.get(name, bounds)) for name in names}
+    return {name: found for name, found in merged.items() if found is not None}
+
+
+def latency(samples: Sequence[Sample], name: str, bounds: Sequence[float]) -> p.Percentiles | None:
+    """One of them, from the samples' merged buckets; None where none was measured."""
+    counts = [0] * (len(bounds) + 1)
     for sample in samples:
-        for name, buckets in sample.buckets.items():
-            counts = merged.setdefault(name, [0] * (len(own.get(name, bounds)) + 1))
-            for index, count in buckets.items():
-                counts[index] += count
-    return {
-        name: p.Percentiles.of(counts, own.get(name, bounds))
-        for name, counts in merged.items()
-        if any(counts)
-    }
+        for index, count in sample.buckets.get(name, {}).items():
+            counts[index] += count
+    return p.Percentiles.of(counts, bounds) if any(counts) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ class Scene:
         """What is shown is no longer what is."""
         return self.picture.link.state == "lost"
 
-    @property
+    @cached_property
     def changes(self) -> list[p.Event]:
         """What may have changed the curves, in the window: flags, marks and the like."""
         kinds = ("flags", "reverted", "mark", "reset", "drain")
@@ -243,10 +245,19 @@ class Scene:
             if isinstance(event, p.Event) and event.kind in kinds and start < event.time <= self.end
         ]
 
+    @cached_property
+    def plots(self) -> dict[Hashable, list[Line]]:
+        """What was drawn of this window over time, by what it shows and how large."""
+        return {}
+
     def carrying(self, before: Scene | None) -> Scene:
-        """This scene, with what need not be added up again: the samples change once a second, the screen more often."""
+        """This scene, with what need not be added up or drawn again: the samples change once a second, the screen more
+        often."""
         if before is not None and before.window_key == self.window_key:
-            for name in ("window", "totals", "model"):
+            names = ["window", "totals", "model"]
+            if before.picture.events is self.picture.events:
+                names += ["changes", "plots"]
+            for name in names:
                 if name in before.__dict__:
                     self.__dict__[name] = before.__dict__[name]
         return self

@@ -8,6 +8,7 @@ batch leaves what is admitted behind. DejaVu Sans Mono is what the lines are dra
 from __future__ import annotations
 
 import asyncio
+import html
 import os
 import re
 import signal
@@ -47,7 +48,27 @@ def png(svg: str) -> bytes:
     """The fonts of the SVG are on a server: drawn with one that is here."""
     plain = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
     plain = re.sub(r"font-family: [^;]+;", f"font-family: {FONT};", plain)
+    plain = _TEXT.sub(_in_cells, plain)
     return bytes(resvg_py.svg_to_bytes(svg_string=plain, width=PIXELS))
+
+
+_TEXT = re.compile(
+    r'<text class="([^"]+)" x="([0-9.]+)" y="([0-9.]+)" textLength="([0-9.]+)"([^>]*)>([^<]*)</text>'
+)
+
+
+def _in_cells(found: re.Match[str]) -> str:
+    """Plots a letter at a time: the font's dots are wider than its spaces, and a row of both would be stretched."""
+    kind, x, y, length, rest, text = found.groups()
+    letters = html.unescape(text)
+    if not any("\u2800" <= letter <= "\u28ff" for letter in letters):
+        return found[0]
+    cell = float(length) / len(letters)
+    return "".join(
+        f'<text class="{kind}" x="{float(x) + cell * place:g}" y="{y}" textLength="{cell:g}"{rest}>{letter}</text>'
+        for place, letter in enumerate(letters)
+        if letter.strip()
+    )
 
 
 async def take(socket: Path, folder: Path) -> None:
@@ -78,6 +99,7 @@ async def take(socket: Path, folder: Path) -> None:
         await pilot.pause(LOADED)
         await take_one("overview")
         await pilot.press("3")
+        await pilot.pause(3.0)  # the load's first prompt, the one step without decode rows, leaves the window
         await until(pilot, lambda: isinstance(app.store.picture.spans, SpanReport))
         await take_one("spans")
         await pilot.resize_terminal(SIZE[0], 24)

@@ -15,6 +15,7 @@ from arc.engine.flags import (
     FlagError,
     FlagReason,
     Reach,
+    Value,
     check,
     check_together,
     environment_name,
@@ -36,7 +37,7 @@ json_values = st.recursive(
 )
 
 
-def valid_values(flag: Flag) -> st.SearchStrategy[object]:
+def valid_values(flag: Flag) -> st.SearchStrategy[Value]:
     """Values that the flag takes, of its own type."""
     if flag.kind == "bool":
         return st.booleans()
@@ -65,6 +66,58 @@ def test_declaration_is_sound(flag: Flag) -> None:
     assert flag.kind != "choice" or flag.choices
     assert flag.meaning and "\n" not in flag.meaning and not flag.meaning.endswith(".")
     assert flag.danger is None or flag.reach is Reach.LIVE  # nothing else can hurt while the engine runs
+    assert (flag.danger is None) == (flag.risky is None)
+
+
+@given(st.data())
+def test_what_a_danger_warns_of_is_one_way_alone(data: st.DataObject) -> None:
+    """Between two values the way back is no danger, but for the allocator's cap: without one it grows, and with one it
+    gives back. No change is none."""
+    flag = FLAGS[
+        data.draw(st.sampled_from([name for name, flag in FLAGS.items() if flag.danger is not None]))
+    ]
+    one, other = data.draw(valid_values(flag)), data.draw(valid_values(flag))
+    assert not flag.hurts(one, one)
+    both = flag.hurts(one, other) and flag.hurts(other, one)
+    assert not both or (flag.name == "alloc.cap_mib" and {0, "auto"} & {one, other})
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "hurts"),
+    [
+        ("admission.policy", "ragged", "bucketed", True),
+        ("admission.policy", "bucketed", "ragged", False),
+        ("admission.bucket_losers", "wait", "preempt", True),
+        ("sched.max_step_tokens", 1024, 2048, True),
+        ("sched.max_step_tokens", 2048, 1024, False),
+        ("sched.prefill_chunk", 256, 512, True),
+        ("sched.prefill_chunk", 256, 64, False),
+        ("sched.paused", False, True, True),
+        ("sched.paused", True, False, False),
+        ("spec.depth", 0, 2, True),
+        ("spec.depth", 1, 2, False),
+        ("spec.depth", 2, 0, False),
+        ("cache.prefix", True, False, True),
+        ("cache.prefix", False, True, False),
+        ("cache.page_cap", "none", 64, True),
+        ("cache.page_cap", 64, "none", False),
+        ("cache.page_cap", 64, 32, True),
+        ("alloc.cap_mib", 512, 0, True),
+        ("alloc.cap_mib", 0, 512, True),
+        ("alloc.cap_mib", 512, 256, True),
+        ("alloc.cap_mib", 256, 512, False),
+        ("alloc.cap_mib", "auto", 512, True),
+        ("profile.detail", "layer", "op", True),
+        ("profile.detail", "op", "step", False),
+        ("http.stall_s", 30.0, 1.0, True),
+        ("http.stall_s", 1.0, 30.0, False),
+        ("sched.max_running", 64, 1, False),
+    ],
+)
+def test_a_change_hurts_in_the_way_that_the_danger_says(
+    name: str, old: Value, new: Value, hurts: bool
+) -> None:
+    assert FLAGS[name].hurts(old, new) is hurts
 
 
 def test_defaults_agree_with_each_other() -> None:

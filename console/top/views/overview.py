@@ -79,7 +79,7 @@ class Overview(View):
         self._panel %= len(self._order)
         if self._alone:
             self._places = [(self._order[self._panel], 0, 0, width, height)]
-            return self._draw(self._order[self._panel], scene, width, height)
+            return [fit(line, width) for line in self._draw(self._order[self._panel], scene, width, height)]
         lines: list[Line] = []
         self._places = []
         for band, tall in zip(bands, _heights(bands, height), strict=True):
@@ -110,8 +110,7 @@ class Overview(View):
             panel = page_panels.PANELS.get(name, panel)
             tail = page_panels.cache_tail(scene, width) if name == "cache" else tail
         head = rule(title, width, here=name == self.panel, tail=tail)
-        body = [fit(line, width) for line in panel(scene, width, height - 1)[: height - 1]]
-        return [head, *body]
+        return [head, *panel(scene, width, height - 1)[: height - 1]]
 
     @property
     def panel(self) -> str:

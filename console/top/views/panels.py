@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ....engine.control import protocol as p
 from ....engine.flags import FLAGS
@@ -13,7 +14,8 @@ from ..header import waiting
 from ..host import Card
 from ..lines import Line, Piece, Role, clip, fit, left, spread, width_of
 from ..samples import Sample, added, ratio
-from ..scene import Scene, latencies
+from ..scene import Scene
+from ..scene import latency as latency_of
 from .events import entry_line
 from .sequences import make_table
 
@@ -357,7 +359,23 @@ def plot_over_time(
     *,
     legend: Line,
 ) -> list[Line]:
-    """A row for the legend and the newest change's name, then the plot with the changes' marks on its axis."""
+    """A row for the legend and the newest change's name, then the plot with the changes' marks on its axis. Drawn once
+    for each window: `fill` and `line` compare equal where they show the same."""
+    key = (width, height, fill, line, tuple(legend), scene.ascii_dots)
+    drawn = scene.plots.get(key)
+    if drawn is None:
+        drawn = scene.plots[key] = _drawn(scene, width, height, fill, line, legend)
+    return drawn
+
+
+def _drawn(
+    scene: Scene,
+    width: int,
+    height: int,
+    fill: Callable[[Samples], float | None],
+    line: Callable[[Samples], float | None] | None,
+    legend: Line,
+) -> list[Line]:
     cells = width - _AXIS - 1
     rows = height - 1
     if rows < 2 or cells < 8:
@@ -438,12 +456,18 @@ def _through(pieces: list[Piece], marks: dict[int, p.Event]) -> Line:
     if not marks:
         return list(pieces)
     line: Line = []
-    cell = 0
+    start = 0
     for text, role in pieces:
-        for letter in text:
-            empty = letter == " " and cell in marks
-            line.append(("┊", "mark") if empty else (letter, role))
-            cell += 1
+        done = 0
+        for cell in sorted(cell - start for cell in marks if start <= cell < start + len(text)):
+            if text[cell] == " ":
+                if cell > done:
+                    line.append((text[done:cell], role))
+                line.append(("┊", "mark"))
+                done = cell + 1
+        if done < len(text):
+            line.append((text[done:], role))
+        start += len(text)
     return line
 
 
@@ -482,11 +506,17 @@ def mean_of(samples: Samples, value: Callable[[Sample], float | None]) -> float 
     return ratio(added(samples, value), len(samples))
 
 
-def _p95(scene: Scene, name: str) -> Callable[[Samples], float | None]:
-    bounds, own = scene.picture.bounds, scene.picture.own_bounds
+@dataclass(frozen=True, slots=True)
+class _P95:
+    """Of one latency, in milliseconds."""
 
-    def value(samples: Samples) -> float | None:
-        found = latencies(samples, bounds, own).get(name)
+    name: str
+    bounds: tuple[float, ...]
+
+    def __call__(self, samples: Samples) -> float | None:
+        found = latency_of(samples, self.name, self.bounds)
         return 1000 * found.p95 if found and not isinstance(found.p95, p.NA) else None
 
-    return value
+
+def _p95(scene: Scene, name: str) -> _P95:
+    return _P95(name, scene.picture.own_bounds.get(name, scene.picture.bounds))

@@ -377,7 +377,7 @@ async def test_edits_are_tried_applied_for_a_reason_and_undone(engine: Engine) -
         await press(pilot, "a")
         dialog = app.screen
         assert isinstance(dialog, Apply)
-        assert dialog.focused is dialog.query_one("#no", Button)  # the way out
+        assert dialog.focused is dialog.query_one("#yes", Button)  # neither hurts: fewer rows, smaller chunks
         dialog.query_one("#reason", Input).value = "evening peak"
         dialog.query_one("#limit", Select).value = 300.0
         await pilot.click("#try")
@@ -398,6 +398,41 @@ async def test_edits_are_tried_applied_for_a_reason_and_undone(engine: Engine) -
         await until(pilot, lambda: app.screen is app.main)
         await press(pilot, "z")
         assert any("nothing that could be undone" in each for each in toasts(app))
+
+
+async def test_a_danger_is_said_in_the_way_that_hurts_and_not_on_the_way_back(engine: Engine) -> None:
+    app = live(engine)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await attached(engine, pilot, app)
+
+        async def asked(value: str, *keys: str) -> tuple[bool, str | None]:
+            """Whether the dialog warns, and which button has the focus; then it is applied."""
+            await press(pilot, *keys)
+            dialog = app.screen
+            assert isinstance(dialog, Apply)
+            text, focused = str(dialog.query_one("#difference", Static).render()), dialog.focused
+            assert f"→ {value}" in text
+            await until(pilot, lambda: dialog.query_one("#yes", Button).region.area)
+            await pilot.click("#yes")
+            await until(pilot, lambda: app.screen is app.main)
+            await until(
+                pilot, lambda: (f := app.main.flags.find("sched.prefill_chunk")) and str(f.value) == value
+            )
+            return "▲ a larger chunk brings" in text, focused and focused.id
+
+        await edit(pilot, app, "sched.prefill_chunk", "512")
+        assert await asked("512", "a") == (True, "no")
+        assert await asked("256", "z") == (False, "yes")  # undone
+        await edit(pilot, app, "sched.prefill_chunk", "64")
+        assert await asked("64", "a") == (False, "yes")
+        assert await asked("256", "z") == (True, "no")
+        app.main.flags.edits.update({"sched.prefill_chunk": 64, "sched.paused": True})
+        await press(pilot, "a")  # one of several is enough
+        dialog = app.screen
+        assert isinstance(dialog, Apply)
+        text = str(dialog.query_one("#difference", Static).render())
+        assert text.count("▲") == 1 and "requests wait until it is off again" in " ".join(text.split())
+        assert dialog.focused is dialog.query_one("#no", Button)
 
 
 async def test_a_read_only_console_is_refused_by_the_engine_too(engine: Engine) -> None:

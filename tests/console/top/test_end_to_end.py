@@ -75,7 +75,10 @@ SIZE = (120, 40)
 _READINGS = 12
 
 
-def type_a_change(terminal: Terminal, flag: str, keys: str, becomes: str) -> None:
+FROM_CANCEL = "\t\t\r"  # to Apply, where Cancel has the focus: the change hurts
+
+
+def type_a_change(terminal: Terminal, flag: str, keys: str, becomes: str, agree: str = "\r") -> None:
     """As an operator does it: view 5, the flag by the filter, its value by `keys`, apply, and out of the filter."""
     terminal.write("5")
     terminal.shows("[5 Flags]")
@@ -87,7 +90,7 @@ def type_a_change(terminal: Terminal, flag: str, keys: str, becomes: str) -> Non
     terminal.shows(f"1 to apply: {flag}")
     terminal.write("a")
     terminal.shows("Dry run")
-    terminal.write("\t\t\r")  # from Cancel, which has the focus
+    terminal.write(agree)
     terminal.shows("no edits")
     terminal.shows(becomes)
     terminal.write("\x1b")
@@ -124,7 +127,7 @@ def test_the_effective_batch_falls_under_bucketed_admission_and_rises_again(real
     terminal = Terminal("top", size=SIZE)
     with real.asked(APART):
         comes_to(terminal, 0.8, 1.0)
-        type_a_change(terminal, "admission.policy", "\x1b[B\r", "bucketed")
+        type_a_change(terminal, "admission.policy", "\x1b[B\r", "bucketed", FROM_CANCEL)
         terminal.write("1")
         terminal.shows("policy ragged→bucketed")  # named on the plots
         comes_to(terminal, 0.0, 0.6)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import pytest
 from arc.console.top import plots
-from arc.console.top.lines import text_of, width_of
+from arc.console.top.lines import Piece, text_of, width_of
+from arc.console.top.views import panels
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +29,51 @@ def test_a_fill_has_the_dots_of_its_values(values: list[float | None], rows: int
     assert len(drawn) == rows and {width_of(line) for line in drawn} == {len(values) // 2}
     expected = [0 if not v else max(1, round(4 * rows * v / 100)) for v in values]
     assert dots(drawn) == sum(expected)
+
+
+@given(VALUES, st.randoms(), st.integers(1, 8))
+def test_a_line_lies_over_its_fill_dot_by_dot(values: list[float | None], dice: Random, rows: int) -> None:
+    """Against the rule itself: a dot is there where the fill reaches it or the line crosses it."""
+    line = [value if dice.random() < 0.5 else 100 * dice.random() for value in values]
+    levels = [plots._level(value, 4 * rows, 100.0) for value in values]
+    strokes = plots._strokes([plots._level(value, 4 * rows, 100.0) for value in line])
+    places = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
+    expected: list[list[Piece]] = []
+    for base in range(4 * (rows - 1), -1, -4):
+        cells: list[Piece] = []
+        for cell in range(len(values) // 2):
+            bits = stroke = 0
+            for side, dots in enumerate(places):
+                column = 2 * cell + side
+                for dot, bit in enumerate(dots):
+                    bits |= bit if levels[column] > base + dot else 0
+                    stroke |= bit if strokes[column][0] <= base + dot < strokes[column][1] else 0
+            cells.append(
+                (chr(0x2800 + (bits | stroke)) if bits | stroke else " ", "line" if stroke else "fill")
+            )
+        expected.append(cells)
+    drawn: list[list[Piece]] = [
+        [(letter, role) for text, role in row for letter in text]
+        for row in plots.plot(values, line, rows, 100.0)
+    ]
+    seen = [[cell for cell in row if cell[0] != " "] for row in drawn]
+    assert [text_of(row) for row in drawn] == [text_of(row) for row in expected]
+    assert seen == [[cell for cell in row if cell[0] != " "] for row in expected]
+
+
+@given(
+    st.lists(st.sampled_from([("  x", "fill"), (" ", "line"), ("yy ", "line"), ("z", "fill")])),
+    st.sets(st.integers(0, 30)),
+)
+def test_marks_go_through_the_empty_cells_alone(pieces: list[Piece], cells: set[int]) -> None:
+    letters = [(letter, role) for text, role in pieces for letter in text]
+    expected = [
+        ("┊", "mark") if each[0] == " " and cell in cells else each for cell, each in enumerate(letters)
+    ]
+    event = recorded().events.events[-1]
+    drawn = panels._through(pieces, dict.fromkeys(cells, event))
+    assert [(letter, role) for text, role in drawn for letter in text] == expected
+    assert all(text for text, _ in drawn)
 
 
 def test_a_fill_grows_from_the_bottom_left_to_right() -> None:

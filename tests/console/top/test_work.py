@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
+from arc.console.top import plots
 from arc.console.top import table as table_module
 from arc.console.top.app import Console
 from arc.console.top.canvas import Canvas
 from arc.console.top.table import Column, Table
+from arc.console.top.views.overview import Overview
 from arc.engine.control import protocol as p
 
 from .recorded import picture, recorded
@@ -94,6 +97,47 @@ async def test_the_overview_makes_a_line_of_no_more_sequences_than_it_shows() ->
             patch.setattr(Table, "lines", lines)
             app.main.draw()
     assert made and max(made) < 60
+
+
+async def test_a_plot_is_drawn_once_for_each_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two samples, a second apart, pictures come four times: they have new numbers and the same plots."""
+    drawn: Counter[str] = Counter()
+    plain = plots.plot
+
+    def plot(*arguments: Any, **options: Any) -> Any:
+        drawn["plots"] += 1
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(plots, "plot", plot)
+    app = console(picture())
+    async with app.run_test(size=(200, 60)) as pilot:
+        every = 5
+        assert drawn["plots"] == every
+
+        def again() -> int:
+            """How many were drawn for a picture more, which shows what one without a past would show."""
+            drawn.clear()
+            app.main.draw()
+            count, scene = drawn["plots"], app.main._scene
+            assert scene is not None
+            assert body(app)._lines == Overview().lines(replace(scene), *body(app).size)
+            return count
+
+        for step in range(4):
+            app.store.put(snapshot=msgspec.structs.replace(recorded().snapshot, step=step, running=step))
+            assert again() == 0
+        event = msgspec.structs.replace(picture().events[-1], kind="mark", text="lunch")
+        app.store.put(events=(*picture().events, event))
+        assert again() == every and any("lunch" in line for line in body(app).text)
+        app.store.put(samples=picture().samples[:-1])
+        assert again() == every
+        drawn.clear()
+        await pilot.press("right_square_bracket")
+        assert drawn["plots"] == every
+        drawn.clear()
+        await pilot.resize_terminal(180, 50)
+        await pilot.pause()
+        assert drawn["plots"] == every
 
 
 def test_two_thousand_spans_cost_the_rows_in_sight(sorted_keys: Counter[str]) -> None:
