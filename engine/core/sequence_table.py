@@ -37,10 +37,13 @@ class _Pass:
         self.walk = walk
         self.by_priority = by_priority
         self.ahead = 0
+        self.walked = False  # the line is done
         self.fresh: dict[
             int, dict[int, SequenceView]
         ] = {}  # never admitted: by class, by number, in line order
-        self.held: deque[Sequence] | None = None  # those that ran or were preempted once the line was done
+        self.held: deque[Sequence] | None = (
+            None  # those that run or were preempted, as of when they were begun
+        )
         self.running: dict[int, SequenceView] = {}
         self.returned: dict[int, SequenceView] = {}
 
@@ -83,12 +86,15 @@ class SequenceTable:
         now, run = time.monotonic(), self._pass
         assert run is not None
         left = MOST_ROWS
-        if run.held is None:
+        if not run.walked:
             left = self._go_along_the_line(run, left, now)
-            if run.held is None or (left < len(run.held)):
-                return (
-                    None  # those that run are begun with a whole border's work, so that mostly one is enough
-                )
+            if not run.walked:
+                return None
+        if run.held is None:
+            held = [*self._scheduler.running, *self._scheduler.preempted()]
+            if left < min(len(held), MOST_ROWS):
+                return None  # the next border has a whole border's work for whoever runs then
+            run.held = deque(held)
         while run.held and left:
             self._write_held(run, run.held.popleft(), now)
             left -= 1
@@ -108,8 +114,7 @@ class SequenceTable:
         while left:
             entry = run.walk.next(run.last)
             if entry is None:
-                scheduler = self._scheduler
-                run.held = deque([*scheduler.running, *scheduler.preempted()])
+                run.walked = True
                 break
             left -= 1
             self.visits += 1

@@ -47,6 +47,7 @@ class Passes(RuleBasedStateMachine):
         self.there: set[int] | None = None  # when the pass began, and ever since
         self.borders = 0
         self.most = 0
+        self.held = 0  # most that ran or were preempted at a border of the pass
         self.flipped = False
 
     @rule(count=st.integers(1, 6), priority=st.integers(0, 3), tokens=st.integers(1, 30))
@@ -77,6 +78,7 @@ class Passes(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         self.there, self.borders, self.flipped = set(self.engine.live), 0, False
+        self.held = 0
         self.most = 2 * (len(self.there) + len(self.engine.sequences)) // ROWS + 8
         self.engine.table.begin(len(self.engine.sequences) - 1)
 
@@ -85,6 +87,8 @@ class Passes(RuleBasedStateMachine):
     def border(self, arrivals: int) -> None:
         for _ in range(arrivals):  # as fast as rows are written
             self.engine.add(2, priority=1)
+        scheduler = self.engine.scheduler
+        self.held = max(self.held, scheduler.running_count + len(scheduler.preempted()))
         visits = self.engine.table.visits
         table = self.engine.table.go_on(self.engine.steps)
         assert self.engine.table.visits - visits <= ROWS
@@ -111,9 +115,8 @@ class Passes(RuleBasedStateMachine):
         assert states == sorted(states), "the running stand first"  # "running" < "waiting"
         assert all(row.pages or not row.computed for row in rows)
         running = [seq.number for seq in engine.scheduler.running]
-        held = len(running) + len(engine.scheduler.preempted())
         listed = [row.number for row in rows if row.status == "running"]
-        if held <= ROWS:
+        if self.held <= ROWS:
             assert listed == running, "as they run now, in the scheduler's order"
             if not self.flipped:
                 line = [seq.number for seq in engine.scheduler.waiting() if seq.number in set(numbers)]
