@@ -103,8 +103,10 @@ async def take(socket: Path, folder: Path) -> None:
         await until(pilot, lambda: isinstance(app.store.picture.spans, SpanReport))
         await take_one("spans")
         await pilot.resize_terminal(SIZE[0], 24)
-        await pilot.press("2", *["full_stop"] * 10, "home", "enter")  # by age, the oldest followed
+        await pilot.press("2")
         await until(pilot, lambda: (seen := app.store.picture.sequences) and len(seen.sequences) > 4)
+        await pilot.pause(1.0)  # they are drawn: Enter follows a row
+        await pilot.press(*["full_stop"] * 10, "home", "enter")  # by age, the oldest followed
         await take_one("sequences")
         await pilot.resize_terminal(*SIZE)
         await pilot.press("5")
