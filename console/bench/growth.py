@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from ...engine.control.protocol import NA
-from ...engine.telemetry.sweeps import PARTS, SNAPSHOT, STEP, Axis, Sweep, Swept
+from ...engine.telemetry.sweeps import PARTS, SNAPSHOT, STEP, Axis, Sweep, Swept, Visit
 from .. import shown
 from ..exits import Failure
 from . import options, provenance
@@ -192,8 +192,17 @@ class Fit:
 
 def bests(swept: Swept, part: str) -> dict[int, float]:
     """The median over the visits of each one's best step, by value."""
+    return _over_visits(swept, lambda visit: visit.best[part])
+
+
+def medians(swept: Swept, part: str) -> dict[int, float]:
+    """The same of each one's median step."""
+    return _over_visits(swept, lambda visit: visit.median[part])
+
+
+def _over_visits(swept: Swept, time_of: Callable[[Visit], float]) -> dict[int, float]:
     return {
-        value: statistics.median(each.best[part] for each in swept.visits if each.value == value)
+        value: statistics.median(time_of(each) for each in swept.visits if each.value == value)
         for value in swept.sweep.values
     }
 
@@ -224,13 +233,13 @@ def fits_of(swept: Swept) -> list[Fit]:
 def _cells(swept: Swept) -> list[Cell]:
     """A cell a value. Of every part, in milliseconds, the median over the visits of their best and of their median."""
     sweep = swept.sweep
+    times: dict[str, dict[int, float]] = {}
+    for part in _SHOWN:
+        times[f"{part}, best, ms"] = bests(swept, part)
+        times[f"{part}, median, ms"] = medians(swept, part)
     cells = []
     for value in sweep.values:
-        visits = [each for each in swept.visits if each.value == value]
-        counted: dict[str, float | NA] = {}
-        for part in _SHOWN:
-            counted[f"{part}, best, ms"] = 1e3 * statistics.median(each.best[part] for each in visits)
-            counted[f"{part}, median, ms"] = 1e3 * statistics.median(each.median[part] for each in visits)
+        counted: dict[str, float | NA] = {name: 1e3 * by_value[value] for name, by_value in times.items()}
         labels = dict(zip(("rows", "context", "waiting"), sweep.at(value), strict=True))
         cells.append(
             Cell(name=f"{sweep.axis} {value}", labels={"sweep": sweep.axis, **labels}, revision=swept.revision,
@@ -295,14 +304,14 @@ def _where(sweep: Sweep) -> str:
 
 def _times(swept: Swept) -> list[str]:
     parts = {part: bests(swept, part) for part in _SHOWN}
+    middle = medians(swept, STEP)
     rows = []
     for value in swept.sweep.values:
-        medians = statistics.median(each.median[STEP] for each in swept.visits if each.value == value)
         rows.append(
             (
                 f"{value:,}",
                 *(_ms(parts[part][value]) for part in (*PARTS, STEP)),
-                _ms(medians),
+                _ms(middle[value]),
                 _ms(parts[SNAPSHOT][value]),
             )
         )
@@ -344,9 +353,10 @@ def _ms(seconds: float) -> str:
 def chart(swept: Swept) -> Chart:
     """The step and its fit; below them, in a picture, its parts."""
     values = swept.sweep.values
-    milliseconds: Callable[[str], tuple[float, ...]] = lambda part: tuple(  # noqa: E731
-        1e3 * each for each in bests(swept, part).values()
-    )
+
+    def milliseconds(part: str) -> tuple[float, ...]:
+        return tuple(1e3 * each for each in bests(swept, part).values())
+
     fitted = line([(float(each.value), each.best[STEP]) for each in swept.visits])
     unit, per = _UNIT[swept.sweep.axis], _PER[swept.sweep.axis]
     formula = f"{fitted.constant * 1e3:.2f} ms + {fitted.slope * 1e6 * per:,.1f} us per {unit}"
